@@ -1,0 +1,55 @@
+"""The tail: pairs of the question and of generated tokens, beside the archive that is never touched."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+__all__ = ["Tail"]
+
+
+class Tail:
+    """Keys and values `[B, H, capacity, D]` of each layer, allocated once.
+
+    `write` puts a layer's new pairs after the current length, `advance` makes them count, `reset` forgets all of them:
+    the archive is as it was, and nothing is copied.
+    """
+
+    def __init__(
+        self,
+        shapes: Sequence[tuple[int, int]],
+        capacity: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        batch: int = 1,
+    ) -> None:
+        """`shapes` is (KV heads, head dimension) of each layer, `capacity` in tokens."""
+        self.capacity = capacity
+        self.length = 0
+        self._keys = [torch.empty(batch, h, capacity, d, dtype=dtype, device=device) for h, d in shapes]
+        self._values = [torch.empty(batch, h, capacity, d, dtype=dtype, device=device) for h, d in shapes]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes allocated."""
+        return sum(t.numel() * t.element_size() for t in (*self._keys, *self._values))
+
+    def write(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Store `key, value [B,H,n,D]` after the current length; returns views of all pairs, `[B,H,length+n,D]`."""
+        end = self.length + key.shape[2]
+        if end > self.capacity:
+            raise RuntimeError(f"tail of {self.capacity} tokens is full")
+        keys, values = self._keys[layer], self._values[layer]
+        keys[:, :, self.length : end] = key
+        values[:, :, self.length : end] = value
+        return keys[:, :, :end], values[:, :, :end]
+
+    def advance(self, n: int) -> None:
+        """Make the last `n` tokens written to every layer count."""
+        self.length += n
+
+    def reset(self) -> None:
+        """Forget all tokens."""
+        self.length = 0

@@ -1,0 +1,178 @@
+"""Compressing: text -> prompt -> prefill -> scores -> budget -> ragged cache -> archive."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from kvz.archive import Archive
+from kvz.cache.ragged import evict
+from kvz.documents import Document, document_from_text, read_document
+from kvz.errors import DocumentError
+from kvz.format.manifest import (
+    CompressionInfo,
+    CreatorInfo,
+    LayerInfo,
+    Manifest,
+    ModelInfo,
+    PromptInfo,
+    QuestionInfo,
+    SourceInfo,
+    TokenizerInfo,
+)
+from kvz.models.language_model import LanguageModel, load_model
+from kvz.models.prefill import prefill
+from kvz.progress import Progress, Timings
+from kvz.prompt import Frame, make_frame, truncate_ids
+from kvz.scoring.budget import Budget, select
+from kvz.scoring.kvzip import KVzip
+from kvz.scoring.method import Context, ScoringMethod
+from kvz.version import __version__
+
+__all__ = ["Recipe", "compress", "compress_document"]
+
+_RESERVE = 512  # positions that --truncate leaves for question and answer, at most an eighth of the model's
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that shapes an archive besides the document and the model."""
+
+    budget: Budget
+    method: ScoringMethod = field(default_factory=KVzip)
+    allocation: str = "nonuniform"
+    system: str | None = None
+    truncate: str | None = None
+    include_text: bool = True
+
+
+def compress(
+    document: str | Path,
+    model: str | LanguageModel | None = None,
+    ratio: float | None = None,
+    budget: int | None = None,
+    allocation: str = "nonuniform",
+    system: str | None = None,
+    truncate: str | None = None,
+    include_text: bool = True,
+    device: str = "auto",
+    dtype: str = "auto",
+    progress: Progress | None = None,
+) -> Archive:
+    """Compress a document into an archive.
+
+    `document` is a path, or the text itself: a string is taken for a path if a file of that name exists, and refused
+    if it looks like a path to one that does not. `model` is a hub id, a folder, a `.gguf` file, a loaded model, or None
+    for the embedded default. `ratio` is the share of context pairs KEPT (0.3 if neither it nor `budget`, pairs a head
+    on average, is given). Raises a KvzError.
+    """
+    progress = progress or Progress()
+    source = _document(document)
+    recipe = Recipe(
+        budget=Budget(0.3 if ratio is None and budget is None else ratio, budget),
+        allocation=allocation,
+        system=system,
+        truncate=truncate,
+        include_text=include_text,
+    )
+    loaded = model if isinstance(model, LanguageModel) else load_model(model, device, dtype, progress.say)
+    return compress_document(source, loaded, recipe, progress)
+
+
+def compress_document(source: Document, model: LanguageModel, recipe: Recipe, progress: Progress) -> Archive:
+    """`compress` with everything decided. The full cache is freed layer by layer as its survivors are copied out."""
+    timings = Timings()
+    frame = make_frame(model.tokenizer, model.end_ids, recipe.system)
+    ids, dropped = _context_ids(source, model, frame, recipe.truncate)
+    prompt = [*frame.prefix_ids, *ids]
+    progress.start("prefill", len(prompt), "tokens")
+    with timings.phase("prefill"):
+        full = prefill(model, prompt, done=progress.advance)
+    context = Context(frame, tuple(ids), full)
+    progress.start("score", len(ids), "tokens")
+    with timings.phase("score"):
+        scores = recipe.method.score(model, context, progress.advance)
+    progress.start("evict", model.geometry.layers, "layers")
+    with timings.phase("evict"):
+        kept = select(scores, recipe.budget, recipe.allocation)
+        cache = evict(full, kept, context.prefix, lambda layer: progress.advance(1))
+    progress.finish()
+    manifest = _manifest(source, model, recipe, frame, len(ids), dropped, kept)
+    token_ids = torch.tensor(prompt, dtype=torch.int32) if recipe.include_text else None
+    return Archive(manifest, cache, token_ids, timings.seconds, model)
+
+
+def _document(document: str | Path) -> Document:
+    if isinstance(document, Path):
+        return read_document(document)
+    one_line = "\n" not in document and 0 < len(document) < 1024
+    if one_line and Path(document).is_file():
+        return read_document(document)
+    if one_line and " " not in document and ("/" in document or Path(document).suffix):
+        raise DocumentError(f"no such document: {document} (to compress these very characters, add a line break)")
+    return document_from_text(document)
+
+
+def _context_ids(source: Document, model: LanguageModel, frame: Frame, truncate: str | None) -> tuple[list[int], int]:
+    """Ids of the document, cut if asked for, and how many were left out. Raises DocumentError if they do not fit."""
+    ids = model.tokenizer.encode_plain(source.text)
+    positions = model.geometry.max_positions
+    around = len(frame.prefix_ids) + len(frame.seam.after_ids)
+    if truncate is not None:
+        limit = positions - around - min(_RESERVE, positions // 8)
+        cut = truncate_ids(ids, limit, truncate)
+        return cut, len(ids) - len(cut)
+    if len(ids) + around >= positions:
+        raise DocumentError(
+            f"the document is {len(ids)} tokens and the model has {positions} positions ({around} go to the chat "
+            "template); give a shorter one, --truncate head|middle|tail, or a model with a longer context"
+        )
+    return ids, 0
+
+
+def _manifest(
+    source: Document, model: LanguageModel, recipe: Recipe, frame: Frame, tokens: int, dropped: int, kept: Tensor
+) -> Manifest:
+    counts = tuple(tuple(row) for row in kept.sum(2).tolist())
+    return Manifest(
+        model=ModelInfo(
+            id=model.source.id,
+            revision=model.source.revision,
+            architecture=model.architecture,
+            fingerprint=model.fingerprints.model,
+            dtype=str(model.dtype).removeprefix("torch."),
+            query_heads=model.geometry.query_heads,
+            max_positions=model.geometry.max_positions,
+            layers=tuple(LayerInfo("full", heads, dim) for heads, dim in model.geometry.shapes),
+        ),
+        tokenizer=TokenizerInfo(model.fingerprints.tokenizer, model.fingerprints.template),
+        prompt=PromptInfo(
+            frame=frame.kind,
+            prefix_tokens=len(frame.prefix_ids),
+            context_tokens=tokens,
+            system=recipe.system,
+            question=QuestionInfo(frame.seam.before, frame.seam.after_ids, frame.seam.stop_ids, frame.seam.stop_texts),
+        ),
+        source=SourceInfo(
+            name=source.name,
+            sha256=source.sha256,
+            bytes=source.size,
+            text_included=recipe.include_text,
+            truncated=recipe.truncate if dropped else None,
+            dropped_tokens=dropped,
+        ),
+        compression=CompressionInfo(
+            method=recipe.method.name,
+            parameters=dict(recipe.method.parameters()),
+            allocation=recipe.allocation,
+            ratio=recipe.budget.ratio,
+            budget=recipe.budget.tokens,
+            pairs_kept=int(kept.sum()),
+            pairs_total=kept.numel(),
+            kept=counts,
+        ),
+        creator=CreatorInfo("kvz", __version__),
+    )

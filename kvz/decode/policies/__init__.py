@@ -1,0 +1,1 @@
+"""What of the archive a generated token attends to; one policy a file."""

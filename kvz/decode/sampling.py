@@ -1,0 +1,73 @@
+"""Choosing the next token from logits: greedy, or sampled with temperature, top-k and top-p."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kvz.errors import UsageError
+
+__all__ = ["Sampler", "Sampling"]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Settings of a sampler; temperature 0 is greedy, and then the others must be left alone."""
+
+    temperature: float = 0.0
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            raise UsageError(f"temperature {self.temperature:g}: give 0 (greedy) or more")
+        if self.temperature == 0 and (self.top_p, self.top_k, self.seed) != (None, None, None):
+            raise UsageError("top-p, top-k and seed need a temperature above 0; greedy decoding has no use for them")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise UsageError(f"top-p {self.top_p:g}: give a share in (0, 1]")
+        if self.top_k is not None and self.top_k < 1:
+            raise UsageError(f"top-k {self.top_k}: give 1 or more")
+        if self.seed is not None and not 0 <= self.seed < 2**63:
+            raise UsageError(f"seed {self.seed}: give a number from 0 to 2**63 - 1")
+
+
+class Sampler:
+    """Draws tokens; one a question, so that a seed gives the same answer whatever was asked before."""
+
+    def __init__(self, sampling: Sampling) -> None:
+        self._sampling = sampling
+        self._generator = torch.Generator()
+        if sampling.seed is None:
+            self._generator.seed()
+        else:
+            self._generator.manual_seed(sampling.seed)
+
+    def choose(self, logits: Tensor) -> int:
+        """The next token's id for `logits [vocabulary]` float32."""
+        settings = self._sampling
+        if settings.temperature == 0:
+            return int(logits.argmax())
+        kept = _top_p(_top_k(logits.cpu() / settings.temperature, settings.top_k), settings.top_p)
+        return int(torch.multinomial(torch.softmax(kept, -1), 1, generator=self._generator))
+
+
+def _top_k(logits: Tensor, k: int | None) -> Tensor:
+    """All but the k largest logits at -inf."""
+    if k is None or k >= logits.shape[-1]:
+        return logits
+    values, indices = torch.topk(logits, k)
+    return torch.full_like(logits, float("-inf")).scatter(-1, indices, values)
+
+
+def _top_p(logits: Tensor, p: float | None) -> Tensor:
+    """All but the smallest set of logits whose probability reaches p at -inf; the largest always stays."""
+    if p is None:
+        return logits
+    values, order = torch.sort(logits, descending=True, stable=True)
+    probabilities = torch.softmax(values, -1)
+    outside = probabilities.cumsum(-1) - probabilities >= p
+    return logits.scatter(-1, order, values.masked_fill(outside, float("-inf")))

@@ -1,0 +1,146 @@
+"""A session: one archive, one model, any number of questions, each starting from the archive as it is on disk."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from kvz.cache.ragged import RaggedCache
+from kvz.cache.tail import Tail
+from kvz.decode.policies.dense import DensePolicy
+from kvz.decode.sampling import Sampler, Sampling
+from kvz.decode.text_stream import TextStream
+from kvz.errors import QuestionError, UsageError
+from kvz.models.language_model import LanguageModel
+from kvz.prompt import Seam, question_ids
+
+__all__ = ["MAX_NEW_TOKENS", "Answer", "Session"]
+
+MAX_NEW_TOKENS = 256
+_QUESTION_CHUNK = 1024  # tokens of a long question that go through the model at a time
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer and what it took.
+
+    `stop` is "end" (the model ended it), "length" (max_new_tokens reached) or "full" (no position left). `ids` are the
+    generated ids without the end token. Seconds are wall time: to the first token, and for each token after it (None
+    with one token). `kv_bytes` are those of archive and tail resident while answering.
+    """
+
+    text: str
+    ids: tuple[int, ...]
+    context_tokens: int
+    question_tokens: int
+    stop: str
+    first_token_seconds: float
+    token_seconds: float | None
+    kv_bytes: int
+
+    @property
+    def new_tokens(self) -> int:
+        """Tokens generated, the end token not among them."""
+        return len(self.ids)
+
+
+class Session:
+    """Asks questions of a pruned cache. Asking A, B, A gives A's answer twice (greedy, or with a seed)."""
+
+    def __init__(self, model: LanguageModel, cache: RaggedCache, seam: Seam) -> None:
+        """`cache` must come from `model`; `seam` is that of the archive."""
+        self._model = model
+        self._cache = cache.to(model.device) if model.device.type != "cpu" else cache
+        self._seam = seam
+        self._tail: Tail | None = None
+
+    def ask(
+        self,
+        question: str,
+        max_new_tokens: int = MAX_NEW_TOKENS,
+        sampling: Sampling | None = None,
+        stream: Callable[[str], None] = lambda piece: None,
+    ) -> Answer:
+        """Answer one question; `stream` receives the text in pieces as it is settled.
+
+        Raises QuestionError if the question is empty or does not fit into the model's positions.
+        """
+        if max_new_tokens < 1:
+            raise UsageError(f"max new tokens {max_new_tokens}: give 1 or more")
+        ids = question_ids(self._model.tokenizer, self._seam, question)
+        room = self._room_after(ids)
+        limit = min(max_new_tokens, room)
+        tail = self._fresh_tail(len(ids) + limit)
+        run = _Run(self._model, DensePolicy(self._cache, tail), tail, self._cache.logical_length)
+        text = TextStream(self._model.tokenizer, self._seam.stop_texts)
+        began = time.perf_counter()
+        sampler = Sampler(sampling or Sampling())
+        token = sampler.choose(run.feed(ids))
+        first = time.perf_counter()
+        new: list[int] = []
+        stop = "length" if limit == max_new_tokens else "full"
+        while True:
+            if token in self._seam.stop_ids:
+                stop = "end"
+                break
+            new.append(token)
+            stream(text.push(token))
+            if text.stopped:
+                stop = "end"
+                break
+            if len(new) == limit:
+                break
+            token = sampler.choose(run.feed([token]))
+        stream(text.finish())
+        steps = len(new) - (stop != "end")
+        return Answer(
+            text=text.text.strip(),
+            ids=tuple(new),
+            context_tokens=self._cache.logical_length,
+            question_tokens=len(ids),
+            stop=stop,
+            first_token_seconds=first - began,
+            token_seconds=(time.perf_counter() - first) / steps if steps > 0 else None,
+            kv_bytes=self._cache.nbytes + tail.nbytes,
+        )
+
+    def _room_after(self, ids: list[int]) -> int:
+        """Positions left for an answer."""
+        positions = self._model.geometry.max_positions
+        left = positions - self._cache.logical_length
+        if len(ids) >= left:
+            raise QuestionError(
+                f"the question is {len(ids)} tokens and only {left} of the model's {positions} positions are left "
+                f"after the context of {self._cache.logical_length}; ask something shorter"
+            )
+        return left - len(ids)
+
+    def _fresh_tail(self, tokens: int) -> Tail:
+        """An empty tail for `tokens` or more, kept from question to question."""
+        if self._tail is None or self._tail.capacity < tokens:
+            self._tail = Tail(self._model.geometry.shapes, tokens, self._model.dtype, self._model.device)
+        self._tail.reset()
+        return self._tail
+
+
+@dataclass(frozen=True)
+class _Run:
+    """One question's way through the model."""
+
+    model: LanguageModel
+    policy: DensePolicy
+    tail: Tail
+    logical_length: int
+
+    def feed(self, ids: list[int]) -> torch.Tensor:
+        """Append tokens to the tail; logits after the last one, `[vocabulary]` float32."""
+        logits = None
+        for start in range(0, len(ids), _QUESTION_CHUNK):
+            part = torch.tensor(ids[start : start + _QUESTION_CHUNK])
+            logits = self.model.logits(part, self.logical_length + self.tail.length, self.policy)
+            self.tail.advance(len(part))
+        assert logits is not None
+        return logits

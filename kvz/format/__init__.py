@@ -1,0 +1,1 @@
+"""The archive on disk, as docs/format.md specifies it. Only this room knows file bytes."""

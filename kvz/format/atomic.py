@@ -1,0 +1,131 @@
+"""Writing a file so that it is either complete under its name or not there at all."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from kvz.errors import OutputError
+
+__all__ = ["atomic_file", "check_target", "output_error"]
+
+
+def check_target(path: Path, overwrite: bool) -> None:
+    """Fail early where `atomic_file` would fail late: raises OutputError if `path` cannot be written."""
+    if path.is_dir():
+        raise OutputError(f"{path} is a folder; give a file name")
+    if path.exists() and not overwrite:
+        raise OutputError(f"{path} exists; give --force to replace it")
+    if not path.parent.is_dir():
+        raise OutputError(f"the output folder {path.parent} does not exist; create it first")
+    try:
+        with _temporary(path.parent):
+            pass
+    except OSError as error:
+        raise output_error(path, error) from error
+
+
+@contextmanager
+def atomic_file(path: Path, overwrite: bool) -> Iterator[BinaryIO]:
+    """A binary file to write, which appears as `path`, complete and synced, when the block ends without an error.
+
+    On Linux the file has no name until then, so that even a killed process leaves nothing behind; elsewhere it is a
+    temporary file in the same folder. Raises OutputError.
+    """
+    check_target(path, overwrite)
+    try:
+        with _temporary(path.parent) as (file, name):
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+            _publish(file, name, path, overwrite)
+        _sync_folder(path.parent)
+    except OSError as error:
+        raise output_error(path, error) from error
+
+
+def output_error(path: Path | str, error: OSError) -> OutputError:
+    """The OutputError that tells a user what an OSError while writing `path` means."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return OutputError(f"no space left for {path}; free some or write elsewhere (-o)")
+    if error.errno == errno.EFBIG:
+        return OutputError(f"{path} grows past the file size allowed here (ulimit -f)")
+    if error.errno == errno.EEXIST:
+        return OutputError(f"{path} exists; give --force to replace it")
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return OutputError(f"{path} cannot be written: the folder is read-only; write elsewhere (-o)")
+    return OutputError(f"{path} cannot be written: {error.strerror or error}")
+
+
+@contextmanager
+def _temporary(folder: Path) -> Iterator[tuple[BinaryIO, str | None]]:
+    """An open file in `folder`, and its name unless it has none; gone when the block ends, unless published."""
+    handle = _open_nameless(folder)
+    name = None
+    if handle is None:
+        handle, name = tempfile.mkstemp(prefix=".kvz-", suffix=".tmp", dir=folder)
+    try:
+        with os.fdopen(handle, "w+b") as file:
+            yield file, name
+    finally:
+        if name is not None:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name)
+
+
+def _open_nameless(folder: Path) -> int | None:
+    """A handle on a file without a name, or None where the system or the file system has no such thing."""
+    if not hasattr(os, "O_TMPFILE") or not os.path.isdir("/proc/self/fd"):
+        return None
+    try:
+        return os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o666)
+    except OSError:
+        return None
+
+
+def _publish(file: BinaryIO, name: str | None, path: Path, overwrite: bool) -> None:
+    """Give the finished file its name; without `overwrite`, an existing one is never replaced, even in a race."""
+    if name is None:
+        if not overwrite:
+            _link(file, path)
+            return
+        name = str(path.parent / f".kvz-{os.getpid()}.tmp")
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name)
+        _link(file, Path(name))
+    else:
+        os.chmod(name, 0o666 & ~_umask())
+    if not overwrite and path.exists():
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+    os.replace(name, path)
+
+
+def _link(file: BinaryIO, path: Path) -> None:
+    """Name a file that has none. A folder handle makes Python call linkat, which alone follows /proc's links."""
+    folder = os.open("/proc/self/fd", os.O_RDONLY)
+    try:
+        os.link(str(file.fileno()), path, src_dir_fd=folder, follow_symlinks=True)
+    finally:
+        os.close(folder)
+
+
+def _umask() -> int:
+    current = os.umask(0)
+    os.umask(current)
+    return current
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the new name survive a power cut; not every file system lets a folder be opened."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

@@ -1,0 +1,54 @@
+"""An opened archive's tensors as a cache, checked."""
+
+from __future__ import annotations
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from kvz.cache.ragged import RaggedCache, RaggedLayer
+from kvz.errors import CorruptArchive
+from kvz.format.manifest import Manifest
+from kvz.format.reader import ArchiveFile
+
+__all__ = ["read_cache"]
+
+
+def read_cache(archive: ArchiveFile, device: torch.device) -> tuple[RaggedCache, Tensor | None]:
+    """The cache and the token ids (`[prefix + S]` int32, None if left out) of an archive.
+
+    On a CPU the tensors are views of the memory-mapped file. Raises CorruptArchive if offsets or positions are not what
+    the manifest says.
+    """
+    manifest = archive.manifest
+    try:
+        with safe_open(str(archive.path), framework="pt", device="cpu") as file:
+            token_ids = file.get_tensor("token_ids") if manifest.source.text_included else None
+            layers = []
+            for index in range(len(manifest.model.layers)):
+                parts = (file.get_tensor(f"layers.{index}.{k}") for k in ("keys", "values", "offsets", "positions"))
+                layer = RaggedLayer(*parts)
+                if problem := _problem(layer, manifest, index):
+                    raise CorruptArchive(f"{archive.path} is damaged: layer {index} {problem}")
+                layers.append(layer if device.type == "cpu" else layer.to(device))
+    except (SafetensorError, OSError) as error:
+        raise CorruptArchive(f"{archive.path} cannot be read: {error}") from error
+    return RaggedCache(tuple(layers), manifest.logical_length), token_ids
+
+
+def _problem(layer: RaggedLayer, manifest: Manifest, index: int) -> str | None:
+    """What is wrong with a layer's offsets or positions, or None."""
+    lengths = manifest.head_lengths(index)
+    if layer.offsets.diff().tolist() != lengths or int(layer.offsets[0]) != 0:
+        return "has offsets that are not the head lengths in the manifest"
+    positions, starts = layer.positions.long(), layer.offsets[:-1][layer.offsets.diff() > 0]
+    if not positions.numel():
+        return None
+    if int(positions.min()) < 0 or int(positions.max()) >= manifest.logical_length:
+        return "has a position outside the context"
+    rising = torch.ones_like(positions, dtype=torch.bool)
+    rising[1:] = positions[1:] > positions[:-1]
+    rising[starts] = True
+    if not bool(rising.all()):
+        return "has positions out of order inside a head"
+    return None

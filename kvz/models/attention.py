@@ -1,0 +1,55 @@
+"""The one attention function and mask function that kvz registers with transformers.
+
+A forward pass carries a `PairStore` as the keyword argument `pair_store`; transformers hands it through to the
+attention function of every layer, which does nothing but ask it. No transformers cache object is involved, so neither
+its name (`past_key_values`, later `cache`) nor its layout matters, and no model is patched.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+
+__all__ = ["ATTENTION_NAME", "PairStore", "register_attention"]
+
+ATTENTION_NAME = "kvz"
+
+
+class PairStore(Protocol):
+    """What a forward pass attends to: the full cache of a prefill, a scoring chunk, or an archive with its tail."""
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        """Attention of new tokens, `query [B,Hq,n,D]`, `key, value [B,H,n,D]`, -> `[B,n,Hq,D]`.
+
+        The store sees to causality and to what lies before the new tokens.
+        """
+        ...
+
+
+def register_attention() -> None:
+    """Make `attn_implementation="kvz"` known to transformers; doing it again changes nothing."""
+    AttentionInterface.register(ATTENTION_NAME, _attend)
+    AttentionMaskInterface.register(ATTENTION_NAME, _no_mask)
+
+
+def _attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    *,
+    pair_store: PairStore,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
+    layer = module.layer_idx
+    assert isinstance(layer, int)
+    return pair_store.attend(layer, query, key, value, scale), None
+
+
+def _no_mask(*args: Any, **kwargs: Any) -> None:
+    """The pair store knows what may be seen; a mask built by transformers would be of the wrong size."""

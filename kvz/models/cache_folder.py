@@ -1,0 +1,68 @@
+"""The user's cache folder, and building a folder in it so that it is either complete or not there."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from filelock import FileLock
+from platformdirs import user_cache_path
+
+from kvz.errors import ModelError
+
+__all__ = ["build_once", "cache_folder", "is_complete"]
+
+_SIZES = "kvz-files.json"
+
+
+def cache_folder() -> Path:
+    """`$KVZ_CACHE`, or the platform's cache folder for kvz. It may not exist yet."""
+    override = os.environ.get("KVZ_CACHE")
+    return Path(override) if override else user_cache_path("kvz")
+
+
+def is_complete(folder: Path) -> bool:
+    """Whether `folder` was finished by `build_once` and its files still have the sizes they had then."""
+    try:
+        sizes = json.loads((folder / _SIZES).read_text())
+        return all((folder / name).stat().st_size == size for name, size in sizes.items())
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def build_once(folder: Path, build: Callable[[Path], None]) -> Path:
+    """Return `folder`, calling `build(partial)` to fill it first if it is not complete.
+
+    Only one process builds; the others wait. An interrupted build leaves a `.partial` folder that is never used and is
+    removed by the next one. Raises ModelError if the disk refuses.
+    """
+    if is_complete(folder):
+        return folder
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder.parent / f"{folder.name}.lock"):
+            if not is_complete(folder):
+                _build(folder, build)
+    except OSError as error:
+        raise ModelError(f"cannot write the model cache {folder.parent}: {error.strerror or error}") from error
+    return folder
+
+
+def _build(folder: Path, build: Callable[[Path], None]) -> None:
+    for stale in folder.parent.glob(f"{folder.name}.*.partial"):
+        shutil.rmtree(stale, ignore_errors=True)
+    partial = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", suffix=".partial", dir=folder.parent))
+    try:
+        build(partial)
+        sizes = {str(p.relative_to(partial)): p.stat().st_size for p in partial.rglob("*") if p.is_file()}
+        (partial / _SIZES).write_text(json.dumps(sizes))
+        shutil.rmtree(folder, ignore_errors=True)
+        partial.chmod(0o755)
+        partial.rename(folder)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise

@@ -1,0 +1,85 @@
+"""From what a user writes after -m to a folder with safetensors weights."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvz.errors import ModelError
+from kvz.models.embedded import EMBEDDED_ID, embedded_folder
+from kvz.models.gguf import converted_folder
+
+__all__ = ["ModelSource", "find_model"]
+
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
+_HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """A model found: `id` as it goes into a manifest, and the `folder` its weights and tokenizer lie in."""
+
+    id: str
+    revision: str | None
+    folder: Path
+
+
+def find_model(name: str | None, say: Callable[[str], None]) -> ModelSource:
+    """Find a model by hub id (`org/name`, `org/name@revision`), folder or `.gguf` file; None is the embedded default.
+
+    Fetches or converts what is not cached and tells `say` about it. Raises ModelError if there is no such model.
+    """
+    if name is None or name == EMBEDDED_ID:
+        return ModelSource(EMBEDDED_ID, None, embedded_folder(say))
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return ModelSource(str(path.resolve()), None, _checked(path.resolve()))
+    if path.suffix.lower() == ".gguf":
+        if not path.is_file():
+            raise ModelError(f"no such model file: {name}")
+        say(f"reading {path.name}; it is converted to bfloat16 the first time")
+        return ModelSource(str(path.resolve()), None, converted_folder(path.resolve()))
+    if path.is_file():
+        raise ModelError(f"{name} is a file, but not a .gguf; give a folder, a .gguf file or a hub id like org/name")
+    if _HUB_ID.fullmatch(name):
+        return _from_hub(name, say)
+    raise ModelError(
+        f"no model '{name}': give a hub id like org/name, an existing folder, a .gguf file, "
+        f"or leave -m out for {EMBEDDED_ID}"
+    )
+
+
+def _checked(folder: Path) -> Path:
+    if not (folder / "config.json").is_file():
+        ggufs = sorted(folder.glob("*.gguf"))
+        hint = f"give the file itself: {ggufs[0]}" if ggufs else "give the folder that holds it"
+        raise ModelError(f"{folder} has no config.json, so it is not a model folder; {hint}")
+    if not any(folder.glob("*.safetensors")):
+        raise ModelError(f"{folder} has no *.safetensors weights (pickled weights are never loaded)")
+    return folder
+
+
+def _from_hub(name: str, say: Callable[[str], None]) -> ModelSource:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+    repo, _, revision = name.partition("@")
+    try:
+        try:
+            folder = snapshot_download(repo, revision=revision or None, local_files_only=True)
+            if any(Path(folder).glob("*.safetensors")):
+                return ModelSource(repo, Path(folder).name, _checked(Path(folder)))
+        except LocalEntryNotFoundError:
+            pass
+        say(f"fetching {name} from the hub")
+        folder = snapshot_download(repo, revision=revision or None, allow_patterns=_HUB_FILES)
+    except RepositoryNotFoundError as error:
+        raise ModelError(f"no model '{repo}' on the hub, or it needs a login: check the name") from error
+    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ModelError(f"cannot fetch '{name}' from the hub ({reason[:160]}); no network? Use -m FOLDER") from error
+    except Exception as error:  # the hub's HTTP library has its own connection errors
+        raise ModelError(f"cannot fetch '{name}' from the hub: {type(error).__name__}; no network?") from error
+    return ModelSource(repo, Path(folder).name, _checked(Path(folder)))
