@@ -11,7 +11,7 @@ from torch import Tensor
 from kvz.archive import Archive
 from kvz.cache.ragged import evict
 from kvz.documents import Document, document_from_text, read_document
-from kvz.errors import DocumentError
+from kvz.errors import DocumentError, UsageError
 from kvz.format.manifest import (
     CompressionInfo,
     CreatorInfo,
@@ -26,13 +26,13 @@ from kvz.format.manifest import (
 from kvz.models.language_model import LanguageModel, load_model
 from kvz.models.prefill import prefill
 from kvz.progress import Progress, Timings
-from kvz.prompt import Frame, make_frame, truncate_ids
-from kvz.scoring.budget import Budget, select
+from kvz.prompt import TRUNCATIONS, Frame, make_frame, truncate_ids
+from kvz.scoring.budget import ALLOCATIONS, Budget, select
 from kvz.scoring.kvzip import KVzip
 from kvz.scoring.method import Context, ScoringMethod
 from kvz.version import __version__
 
-__all__ = ["Recipe", "compress", "compress_document"]
+__all__ = ["Recipe", "check_recipe", "compress", "compress_document"]
 
 _RESERVE = 512  # positions that --truncate leaves for question and answer, at most an eighth of the model's
 
@@ -84,6 +84,7 @@ def compress(
 
 def compress_document(source: Document, model: LanguageModel, recipe: Recipe, progress: Progress) -> Archive:
     """`compress` with everything decided. The full cache is freed layer by layer as its survivors are copied out."""
+    check_recipe(recipe)
     timings = Timings()
     frame = make_frame(model.tokenizer, model.end_ids, recipe.system)
     ids, dropped = _context_ids(source, model, frame, recipe.truncate)
@@ -103,6 +104,14 @@ def compress_document(source: Document, model: LanguageModel, recipe: Recipe, pr
     manifest = _manifest(source, model, recipe, frame, len(ids), dropped, kept)
     token_ids = torch.tensor(prompt, dtype=torch.int32) if recipe.include_text else None
     return Archive(manifest, cache, token_ids, timings.seconds, model)
+
+
+def check_recipe(recipe: Recipe) -> None:
+    """Raise UsageError for an allocation or truncation that does not exist, before any work is done."""
+    if recipe.allocation not in ALLOCATIONS:
+        raise UsageError(f"no allocation '{recipe.allocation}'; there are: {', '.join(ALLOCATIONS)}")
+    if recipe.truncate is not None and recipe.truncate not in TRUNCATIONS:
+        raise UsageError(f"cannot truncate the '{recipe.truncate}'; give one of {', '.join(TRUNCATIONS)}")
 
 
 def _document(document: str | Path) -> Document:

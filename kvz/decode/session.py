@@ -17,7 +17,7 @@ from kvz.errors import QuestionError, UsageError
 from kvz.models.language_model import LanguageModel
 from kvz.prompt import Seam, question_ids
 
-__all__ = ["MAX_NEW_TOKENS", "Answer", "Session"]
+__all__ = ["MAX_NEW_TOKENS", "Answer", "Session", "check_max_new_tokens"]
 
 MAX_NEW_TOKENS = 256
 _QUESTION_CHUNK = 1024  # tokens of a long question that go through the model at a time
@@ -68,8 +68,7 @@ class Session:
 
         Raises QuestionError if the question is empty or does not fit into the model's positions.
         """
-        if max_new_tokens < 1:
-            raise UsageError(f"max new tokens {max_new_tokens}: give 1 or more")
+        check_max_new_tokens(max_new_tokens)
         ids = question_ids(self._model.tokenizer, self._seam, question)
         room = self._room_after(ids)
         limit = min(max_new_tokens, room)
@@ -124,6 +123,12 @@ class Session:
             self._tail = Tail(self._model.geometry.shapes, tokens, self._model.dtype, self._model.device)
         self._tail.reset()
         return self._tail
+
+
+def check_max_new_tokens(count: int) -> None:
+    """Raise UsageError unless `count` is a length that an answer can have."""
+    if count < 1:
+        raise UsageError(f"max new tokens {count}: give 1 or more")
 
 
 @dataclass(frozen=True)

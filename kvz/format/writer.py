@@ -79,7 +79,7 @@ def _named_tensors(cache: RaggedCache, token_ids: Tensor | None) -> Iterator[tup
 def _bytes_of(tensor: Tensor) -> memoryview:
     """The tensor's bytes; a view where it already lies contiguous on the CPU."""
     flat = tensor.detach().contiguous().cpu().reshape(-1).view(torch.uint8)
-    return memoryview(flat.numpy())
+    return memoryview(flat.numpy().data)
 
 
 def _write_all(file: BinaryIO, data: memoryview | bytes, done: Callable[[int], None]) -> None:

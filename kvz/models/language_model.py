@@ -44,12 +44,14 @@ class LanguageModel:
     def logits(self, ids: Tensor, start: int, store: PairStore) -> Tensor:
         """Logits after the last of `ids [n]`, whose first has RoPE position `start`: `[vocabulary]` float32."""
         out = self.network(**self._inputs(ids, start, store), logits_to_keep=1)
-        return out.logits[0, -1].float()
+        logits: Tensor = out.logits[0, -1].float()
+        return logits
 
     @torch.inference_mode()
     def fill(self, ids: Tensor, start: int, store: PairStore) -> None:
         """The same pass for what it does to the store alone: the vocabulary's head is not run."""
-        self.network.base_model(**self._inputs(ids, start, store))
+        body: nn.Module = self.network.base_model  # type: ignore[assignment]
+        body(**self._inputs(ids, start, store))
 
     def _inputs(self, ids: Tensor, start: int, store: PairStore) -> dict[str, Any]:
         positions = torch.arange(start, start + ids.shape[0], device=self.device)

@@ -1,0 +1,137 @@
+"""kvz ask: questions to an archive."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Optional
+
+import typer
+
+from kvz.cli import console
+from kvz.cli.options import ArchivePath, DeviceOption, JsonOption, ModelOption, QuietOption
+from kvz.cli.questions import Question, read_questions
+from kvz.errors import QuestionError
+
+if TYPE_CHECKING:
+    from kvz.decode.sampling import Sampling
+    from kvz.decode.session import Answer, Session
+
+__all__ = ["ask"]
+
+
+def ask(
+    archive: ArchivePath,
+    questions: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Argument(metavar="[QUESTION]...", help="One or more questions, each answered on its own."),
+    ] = None,
+    file: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--questions", metavar="FILE", help="Questions from a file, - for stdin: lines, or JSONL."),
+    ] = None,
+    model: ModelOption = None,
+    max_new_tokens: Annotated[int, typer.Option(metavar="N", help="Longest answer, in tokens.")] = 256,
+    temperature: Annotated[float, typer.Option(help="0 is greedy; above it, answers are sampled.")] = 0.0,
+    top_p: Annotated[Optional[float], typer.Option(help="Sample from this share of probability.")] = None,  # noqa: UP045
+    top_k: Annotated[Optional[int], typer.Option(help="Sample from the K likeliest tokens.")] = None,  # noqa: UP045
+    seed: Annotated[Optional[int], typer.Option(help="Makes sampling repeatable.")] = None,  # noqa: UP045
+    device: DeviceOption = "auto",
+    no_verify: Annotated[bool, typer.Option("--no-verify", help="Do not check the tensors' checksums.")] = False,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Ask an archive one or more questions; each starts from the archive alone.
+
+    Answers go to stdout, one after another, as they are written. Statistics go to stderr.
+    """
+    asked = read_questions(questions or [], file)
+    _refuse_if_blank(asked)
+    from kvz.archive import load, model_of
+    from kvz.decode.sampling import Sampling
+    from kvz.decode.session import check_max_new_tokens
+    from kvz.format.reader import open_archive
+
+    sampling = Sampling(temperature, top_p, top_k, seed)
+    check_max_new_tokens(max_new_tokens)
+    open_archive(archive)  # a bad file is refused before the model is loaded
+    loaded = load(archive, verify=not no_verify)
+    progress = console.terminal_progress(quiet)
+    session = loaded.session(model_of(loaded.manifest, model, device, progress))
+    failed = 0
+    for question in asked:
+        failed += not _answer(session, question, max_new_tokens, sampling, as_json, quiet, len(asked))
+    if failed:
+        raise typer.Exit(1)
+
+
+def _refuse_if_blank(asked: list[Question]) -> None:
+    if len(asked) == 1 and not asked[0].text.strip():
+        raise QuestionError("the question is empty")
+
+
+def _answer(
+    session: Session, question: Question, limit: int, sampling: Sampling, as_json: bool, quiet: bool, count: int
+) -> bool:
+    """Ask one question and print what comes of it; False if it could not be asked."""
+    if count > 1 and not as_json and not quiet:
+        console.note(f"[{question.id}] {question.text}")
+    pieces = _Plain()
+    try:
+        answer = session.ask(question.text, limit, sampling, (lambda piece: None) if as_json else pieces.write)
+    except QuestionError as error:
+        if as_json:
+            console.emit_json({"id": question.id, "question": question.text, "error": str(error)})
+        if count == 1:
+            raise
+        console.note(f"kvz: question {question.id}: {error}")
+        return False
+    if as_json:
+        console.emit_json(_as_json(question, answer))
+    else:
+        pieces.end()
+        if not quiet:
+            console.note(_statistics(answer))
+    return True
+
+
+class _Plain:
+    """An answer as it streams: no space before it, one line break after it."""
+
+    def __init__(self) -> None:
+        self._begun = False
+        self._held = ""
+
+    def write(self, piece: str) -> None:
+        text = self._held + piece
+        text = text if self._begun else text.lstrip()
+        body = text.rstrip()
+        self._held = text[len(body) :]
+        if body:
+            self._begun = True
+            console.emit(body, end="")
+
+    def end(self) -> None:
+        console.emit("")
+
+
+def _as_json(question: Question, answer: Answer) -> dict[str, Any]:
+    return {
+        "id": question.id,
+        "question": question.text,
+        "answer": answer.text,
+        "stop": answer.stop,
+        "context_tokens": answer.context_tokens,
+        "question_tokens": answer.question_tokens,
+        "new_tokens": answer.new_tokens,
+        "first_token_seconds": round(answer.first_token_seconds, 4),
+        "token_seconds": None if answer.token_seconds is None else round(answer.token_seconds, 4),
+        "kv_bytes": answer.kv_bytes,
+    }
+
+
+def _statistics(answer: Answer) -> str:
+    rate = f", then {1 / answer.token_seconds:.0f} tokens/s" if answer.token_seconds else ""
+    cut = {"end": "", "length": " (cut: --max-new-tokens)", "full": " (cut: no position left)"}[answer.stop]
+    return (
+        f"  {answer.new_tokens} tokens{cut}, first after {console.seconds(answer.first_token_seconds)}{rate}; "
+        f"{console.quantity(answer.context_tokens)} tokens of context reused, {console.size(answer.kv_bytes)} of KV"
+    )

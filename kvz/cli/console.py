@@ -1,0 +1,109 @@
+"""Everything that prints: answers plainly to stdout; progress, statistics and messages to stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from kvz.progress import Progress
+
+__all__ = ["TerminalProgress", "bar", "emit", "emit_json", "note", "quantity", "seconds", "size", "terminal_progress"]
+
+
+def emit(text: str, end: str = "\n") -> None:
+    """Write an answer, or a piece of one, to stdout at once; never wrapped, never styled."""
+    sys.stdout.write(text + end)
+    sys.stdout.flush()
+
+
+def emit_json(value: dict[str, Any]) -> None:
+    """One JSON object on one line of stdout."""
+    emit(json.dumps(value, ensure_ascii=False))
+
+
+def note(message: str) -> None:
+    """A line on stderr."""
+    sys.stderr.write(message + "\n")
+    sys.stderr.flush()
+
+
+def size(nbytes: float) -> str:
+    """Bytes for a reader: 512 B, 13.0 MB, 1.2 GB (powers of 1000)."""
+    for unit in ("B", "kB", "MB"):
+        if nbytes < 1000:
+            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1000
+    return f"{nbytes:.1f} GB"
+
+
+def seconds(value: float) -> str:
+    """Seconds for a reader: 0.04 s, 12.3 s."""
+    return f"{value:.1f} s" if value >= 1 else f"{value:.2f} s"
+
+
+def quantity(value: int) -> str:
+    """A count with thousands separated."""
+    return f"{value:,}"
+
+
+def bar(share: float, width: int = 30) -> str:
+    """A share in 0..1 as a bar of eighth blocks."""
+    eighths = round(max(0.0, min(1.0, share)) * width * 8)
+    return ("█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8]).rstrip()
+
+
+def terminal_progress(quiet: bool) -> Progress:
+    """Progress that draws if stderr is a terminal, else one that only passes on messages, or not even those."""
+    if quiet:
+        return Progress()
+    return TerminalProgress() if sys.stderr.isatty() else MessageProgress()
+
+
+class MessageProgress(Progress):
+    """No bars, but messages about things that take long."""
+
+    def say(self, message: str) -> None:
+        note(f"kvz: {message}")
+
+
+class TerminalProgress(MessageProgress):
+    """A bar for each phase on stderr, with its rate; gone when the phase is over."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress as Bars
+
+        self._bars = Bars(
+            TextColumn("{task.description:>8}"),
+            BarColumn(),
+            TextColumn("{task.percentage:>3.0f}% {task.fields[rate]}"),
+            TimeRemainingColumn(compact=True),
+            console=Console(stderr=True),
+            transient=True,
+        )
+        self._task: TaskID | None = None
+        self._unit = ""
+
+    def start(self, phase: str, total: int, unit: str) -> None:
+        self.finish()
+        self._unit = unit
+        self._task = self._bars.add_task(phase, total=total, rate="")
+        self._bars.start()
+
+    def advance(self, units: int) -> None:
+        if self._task is None:
+            return
+        self._bars.advance(self._task, units)
+        task = self._bars.tasks[-1]
+        if task.elapsed:
+            rate = task.completed / task.elapsed
+            shown = f"{size(rate)}/s" if self._unit == "B" else f"{rate:,.0f} {self._unit}/s"
+            self._bars.update(self._task, rate=shown)
+
+    def finish(self) -> None:
+        if self._task is not None:
+            self._bars.stop()
+            self._bars.remove_task(self._task)
+            self._task = None

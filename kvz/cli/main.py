@@ -1,0 +1,138 @@
+"""The `kvz` command: its subcommands, and what becomes of errors and signals.
+
+Exit status: 0 done, 1 failed, 2 wrong usage, 130 interrupted (Ctrl-C or SIGTERM). One line on stderr says what is
+wrong; `--debug`, anywhere before `--`, shows the traceback as well.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from kvz.cli.ask import ask
+from kvz.cli.compress import compress
+from kvz.cli.console import emit
+from kvz.cli.inspect import inspect
+from kvz.cli.models import models
+from kvz.cli.verify import verify
+from kvz.errors import KvzError
+from kvz.version import __version__
+
+__all__ = ["main", "make_app", "run"]
+
+_USAGE_ERROR: Any = typer.BadParameter.__mro__[1]  # typer does not export the class that its usage errors share
+
+
+def make_app() -> typer.Typer:
+    """The command line as a typer application."""
+    app = typer.Typer(
+        name="kvz",
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_root)
+    for command in (compress, ask, inspect, verify, models):
+        app.command()(command)
+    return app
+
+
+def main() -> NoReturn:
+    """Entry point of the `kvz` script."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    status = run(sys.argv[1:])
+    sys.exit(status)
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command line and return its exit status."""
+    arguments, debug = _take_debug(arguments)
+    try:
+        result = make_app()(args=arguments, prog_name="kvz", standalone_mode=False)
+        sys.stdout.flush()
+    except BaseException as error:
+        if debug:
+            traceback.print_exc()
+        return _explain(error)
+    return result if isinstance(result, int) else 0
+
+
+def _show_version(value: bool) -> None:
+    if value:
+        emit(f"kvz {__version__}")
+        raise typer.Exit
+
+
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", is_eager=True, callback=_show_version)
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks; may stand after a command too.")] = False,
+) -> None:
+    """Compress a document's KV cache once, answer any number of questions from the archive later."""
+
+
+def _take_debug(arguments: list[str]) -> tuple[list[str], bool]:
+    """`--debug` taken out of the arguments, wherever it stands before `--`."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    head = [a for a in arguments[:end] if a != "--debug"]
+    return head + arguments[end:], len(head) < end
+
+
+def _explain(error: BaseException) -> int:
+    """Say in one line on stderr what an exception means, and return the exit status."""
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else 1
+    if isinstance(error, (KeyboardInterrupt, typer.Abort)):
+        _say("interrupted")
+        return 130
+    if isinstance(error, BrokenPipeError):
+        _silence_stdout()
+        return 1
+    if isinstance(error, KvzError):
+        _say(str(error))
+        return error.exit_status
+    if isinstance(error, _USAGE_ERROR):
+        context = getattr(error, "ctx", None)
+        command = context.command_path if context is not None else "kvz"
+        _say(f"{error.format_message()} (see {command} --help)")
+        return 2
+    if isinstance(error, OSError):
+        _silence_stdout()
+        _say(f"cannot write to standard output, or a file went away: {error}")
+        return 1
+    if isinstance(error, MemoryError):
+        _say("out of memory; give a shorter document or a smaller model")
+        return 1
+    _say(f"unexpected {type(error).__name__}: {' '.join(str(error).split())[:300]} (--debug shows where)")
+    return 1
+
+
+def _say(message: str) -> None:
+    try:
+        sys.stderr.write(f"kvz: {' '.join(message.split())}\n")
+        sys.stderr.flush()
+    except OSError:
+        pass
+
+
+def _silence_stdout() -> None:
+    """Let the interpreter's own last flush of a closed stdout go nowhere."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)
+
+
+def _interrupt(number: int, frame: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    main()
