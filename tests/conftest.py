@@ -15,7 +15,8 @@ from tests.tiny import make_model_folder
 EXAMPLES = Path(__file__).parent.parent / "examples"
 TEXT = (
     "The harbour office opens at seven. Mara Lindqvist keeps the ledger, and the ledger is blue.\n"
-    "On Tuesdays the ferry to Skarholm leaves at noon; tickets cost four crowns. The spare key hangs behind the clock.\n"
+    "On Tuesdays the ferry to Skarholm leaves at noon; tickets cost four crowns. "
+    "The spare key hangs behind the clock.\n"
 )
 
 

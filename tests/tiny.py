@@ -10,7 +10,8 @@ import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 CHAT_TEMPLATE = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -71,7 +72,7 @@ def make_model_folder(
         "bos_token_id": None,
         "eos_token_id": 2,
         "pad_token_id": 0,
-        "initializer_range": 0.4,  # attention that is far from flat
+        "initializer_range": 0.2,  # attention that is far from flat
         **config_options,
     }
     torch.manual_seed(seed)

@@ -1,0 +1,185 @@
+"""Writes docs/cli.md: the prose below, and the help of each command as the command itself prints it.
+
+Run by scripts/docs. With --check nothing is written, and the exit status is 1 if docs/cli.md is out of date.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from contextlib import redirect_stdout
+from importlib.metadata import version
+from pathlib import Path
+from unittest.mock import patch
+
+from kvz.cli.main import make_app, run
+
+__all__ = ["TARGET", "commands", "main", "render"]
+
+TARGET = Path(__file__).with_name("cli.md")
+
+_INTRODUCTION = """\
+# The command line
+
+## Conventions
+
+**Streams.** Answers, and what else a command is asked for, go to stdout and nothing else does. Progress, statistics,
+warnings and errors go to stderr; progress bars are drawn only on a terminal. With `-q` nothing but errors goes to
+stderr. Text on stdout is never wrapped or coloured.
+
+**`-` is standard input or output:** `kvz compress -` reads the document from stdin, `-o -` writes the archive to
+stdout, `kvz ask ARCHIVE --questions -` reads questions from stdin. An archive to be read has to be a file.
+
+**`--json`** prints one JSON object a line on stdout, in UTF-8. Fields may be added in later versions.
+
+**Exit status:**
+
+| status | meaning |
+|---|---|
+| 0 | done |
+| 1 | failed: a document, archive, model or question cannot be used, or output cannot be written |
+| 2 | wrong usage: an option that does not exist, is out of range or cannot apply |
+| 130 | interrupted by Ctrl-C or SIGTERM |
+
+On failure one line on stderr, beginning with `kvz:`, says what is wrong and what to do about it. `--debug`, before or
+after the command, shows the traceback as well. Nothing half-written is left behind.
+
+**Models.** `-m` takes a hub id (`org/name`, or `org/name@revision`), a folder with `config.json` and `*.safetensors`,
+or a `.gguf` file. Without it `compress` uses the embedded model, `smollm2-135m-instruct`, and `ask` the model that the
+archive names. What has been fetched or converted is kept in the user's cache folder, or in the folder that the
+environment variable `KVZ_CACHE` names; the hub's own cache is used for hub ids.
+"""
+
+_PROSE = {
+    "compress": """\
+Reads a document, keeps the share `-r` of its key/value pairs (0.3 unless given, or `--budget` pairs a head), and writes
+an archive. The default output is DOC with the suffix `.kvz`, in the folder of DOC; a document from stdin needs `-o`. An
+existing archive is replaced only with `-f`. The archive appears under its name when it is complete, or not at all.
+
+The document is UTF-8 text; PDF, ZIP (docx, epub), gzip, UTF-16 and binary files are refused. One that is too long for
+the model is refused too, unless `--truncate` says which part to leave out; then 512 positions, or an eighth of the
+model's if that is less, are left for question and answer. The archive is in the dtype that the model runs in: with
+`--dtype auto`, bfloat16 where the device is fast at it, else float32.
+
+A summary goes to stderr. `--json` prints it as one object (and cannot be combined with `-o -`):
+
+| field | meaning |
+|---|---|
+| `archive` | file written, `-` for stdout |
+| `document` | name of the document, `-` for stdin |
+| `model`, `dtype` | id of the model, and dtype of the pairs |
+| `context_tokens`, `prefix_tokens` | tokens of the document, and of the chat template before it |
+| `dropped_tokens`, `truncated` | tokens left out, and the part they were: `head`, `middle`, `tail` or null |
+| `pairs_kept`, `pairs_total` | pairs of the document kept, and of how many |
+| `kv_bytes_full`, `kv_bytes_kept` | bytes of the cache before and after, prefix included |
+| `file_bytes` | size of the archive |
+| `seconds` | wall time of each phase: `load`, `prefill`, `score`, `evict`, `write` |
+""",
+    "ask": """\
+Answers questions from an archive. Each starts from the archive alone: neither the order of the questions nor earlier
+answers change anything. Questions are arguments, or come from `--questions`: one a line, blank lines skipped; or, if
+the first of them begins with `{`, one JSON object a line with the string `question` and perhaps an `id`, a string or
+integer. Without an id questions are numbered from 1. Other fields are ignored.
+
+The answer is written to stdout as it is generated, and ends with a line break. Statistics follow on stderr; with
+several questions each one is shown there before its answer. A question that cannot be asked (empty, or too long) is
+reported and the others are answered all the same; the exit status is then 1.
+
+The model must be the one that the archive was made with, which is checked by fingerprints, whether it comes from the
+archive or from `-m`. `--top-p`, `--top-k` and `--seed` need a `--temperature` above 0. `--no-verify` skips the
+checksums of the tensors, not that of the header.
+
+`--json` prints one object a question:
+
+| field | meaning |
+|---|---|
+| `id`, `question` | id and text of the question |
+| `answer` | the answer |
+| `stop` | why it ended: `end` (the model ended it), `length` (`--max-new-tokens`) or `full` (no position left) |
+| `context_tokens` | tokens reused from the archive, prefix included, evicted or not |
+| `question_tokens`, `new_tokens` | tokens of the question with its part of the template, and of the answer |
+| `first_token_seconds`, `token_seconds` | time to the first token, and for each one after it (null if there is none) |
+| `kv_bytes` | bytes of the archive's cache and of the question's own, while answering |
+| `error` | in place of all fields but the first two: why the question could not be asked |
+""",
+    "inspect": """\
+Reads the header alone, so it is quick however large the archive is, and needs no model. The header's checksum is
+checked, those of the tensors are not (see [verify](#kvz-verify)).
+
+`--json` prints one object:
+
+| field | meaning |
+|---|---|
+| `archive`, `file_bytes` | the file and its size |
+| `format_version` | version of the [format](format.md) |
+| `bytes` | bytes of each kind of tensor, of `padding` and of the `header` |
+| `manifest` | the [manifest](format.md#manifest) |
+""",
+    "verify": """\
+Checks everything that can be checked without a model: the header and its checksum, the manifest, every tensor's
+checksum, offsets and positions. With `-m`, also that the model, its tokenizer and its chat template are those that the
+archive was made with. A sound archive gives a line on stdout and status 0; any other gives an error and status 1.
+
+`--json` prints one object for a sound archive, and none for another:
+
+| field | meaning |
+|---|---|
+| `archive` | the file |
+| `ok` | true |
+| `tensors`, `bytes` | number of tensors and bytes checked |
+| `model` | the model compared with, or null |
+""",
+    "models": """\
+`--fetch` fetches and converts the embedded model, after which `compress` and `ask` need no network for it.
+
+`--json` prints one object a model:
+
+| field | meaning |
+|---|---|
+| `model` | what to give to `-m`; of a converted `.gguf` file, only its name without the suffix |
+| `kind` | `embedded default`, `gguf` or `hub` |
+| `cached` | whether it is there |
+| `bytes`, `folder` | its size, 0 if it is not there, and where it lies |
+""",
+}
+
+
+def commands() -> list[str]:
+    """Names of the commands, in the order of the help."""
+    return [str(command.callback.__name__) for command in make_app().registered_commands if command.callback]
+
+
+def render() -> str:
+    """The text of docs/cli.md. Raises KeyError for a command without prose."""
+    notice = f"<!-- Written by scripts/docs with typer {version('typer')}; edit docs/generate_cli.py instead. -->\n"
+    parts = [notice, _INTRODUCTION, "## kvz\n", _help()]
+    for name in commands():
+        parts += [f"## kvz {name}\n", _PROSE[name], _help(name)]
+    return "\n".join(parts)
+
+
+def main(arguments: list[str]) -> int:
+    """Write docs/cli.md, or with --check compare it; returns the exit status."""
+    if arguments not in ([], ["--check"]):
+        sys.stderr.write("usage: scripts/docs [--check]\n")
+        return 2
+    text = render()
+    if not arguments:
+        TARGET.write_text(text, encoding="utf-8")
+    elif not TARGET.is_file() or TARGET.read_text(encoding="utf-8") != text:
+        sys.stderr.write("docs/cli.md is out of date: run scripts/docs\n")
+        return 1
+    return 0
+
+
+def _help(*command: str) -> str:
+    """A command's help, as a terminal of 100 columns shows it, in a code block."""
+    with redirect_stdout(io.StringIO()) as out, patch.dict(os.environ, COLUMNS="100"):
+        status = run([*command, "--help"])
+    assert status == 0
+    return f"```console\n$ {' '.join(['kvz', *command, '--help'])}\n{out.getvalue().rstrip()}\n```\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

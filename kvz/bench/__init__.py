@@ -1,0 +1,1 @@
+"""Benchmarks: what kvz saves, measured against transformers in one process."""

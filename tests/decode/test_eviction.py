@@ -1,0 +1,52 @@
+"""Physical eviction equals masking the full cache, and -r 1.0 equals transformers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kvz.cache.ragged import evict
+from kvz.cache.tail import Tail
+from kvz.decode.policies.dense import DensePolicy
+from kvz.models.language_model import LanguageModel, load_model
+from kvz.models.prefill import prefill
+from kvz.scoring.budget import Budget, select
+from tests.reference import MaskedStore, copy_of
+from tests.tiny import FAMILIES, make_model_folder
+
+PREFIX, CONTEXT = 5, 700
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("ratio", [0.7, 0.3, 0.05])
+@pytest.mark.parametrize("question", [1, 20])
+def test_physical_eviction_equals_masking(tmp_path, family, ratio, question):
+    model = load_model(str(make_model_folder(tmp_path, family)), "cpu", "float32")
+    generator = torch.Generator().manual_seed(question)
+    ids = torch.randint(3, 250, (PREFIX + CONTEXT + question + 6,), generator=generator)
+    full = prefill(model, ids[: PREFIX + CONTEXT].tolist(), chunk=256)
+    kept = select(torch.rand(3, 2, CONTEXT, generator=generator) ** 4, Budget(ratio=ratio), "nonuniform")
+    masked = MaskedStore(copy_of(full), kept, PREFIX)
+    tail = Tail(model.geometry.shapes, question + 6, model.dtype, model.device)
+    policy = DensePolicy(evict(full, kept, PREFIX), tail)
+    new, start = ids[PREFIX + CONTEXT :], PREFIX + CONTEXT
+    for part in (new[:question], *new[question:].split(1)):  # the question, then six tokens one by one
+        at = start + tail.length
+        got, want = model.logits(part, at, policy), model.logits(part, at, masked)
+        tail.advance(len(part))
+        assert (got - want).abs().max() < 1e-4
+
+
+def test_a_second_question_part_attends_the_first_causally(tiny: LanguageModel):
+    ids = torch.randint(3, 250, (90,), generator=torch.Generator().manual_seed(3))
+    results = []
+    for split in ([40], [7, 33], [1, 38, 1]):
+        full = prefill(tiny, ids[:50].tolist())
+        tail = Tail(tiny.geometry.shapes, 40, tiny.dtype, tiny.device)
+        policy = DensePolicy(evict(full, torch.ones(3, 2, 50, dtype=torch.bool), 0), tail)
+        for part in ids[50:].split(split):
+            logits = tiny.logits(part, 50 + tail.length, policy)
+            tail.advance(len(part))
+        results.append(logits)
+    torch.testing.assert_close(results[1], results[0], atol=2e-5, rtol=0)
+    torch.testing.assert_close(results[2], results[0], atol=2e-5, rtol=0)

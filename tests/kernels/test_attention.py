@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvz.kernels.attention import attention, grouped_attention, plain_attention
+from kvz.kernels.kvzip_score import column_max
+from kvz.kernels.merge import merge_parts, merge_stacked
+from kvz.kernels.ragged_attention import parts_needed, ragged_attention
+from tests.reference import attention64
+
+TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("kernel", [attention, plain_attention])
+@pytest.mark.parametrize(("rows", "keys", "causal"), [(1, 1, False), (3, 700, False), (300, 40, False), (33, 33, True)])
+def test_attention_and_its_lse(kernel, dtype, rows, keys, causal):
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 3, n, 64).to(dtype) for n in (rows, keys, keys))
+    out, lse = kernel(q, k, v, 0.11, causal)
+    mask = torch.ones(rows, keys, dtype=torch.bool).tril() if causal else None
+    want, want_lse = attention64(q, k, v, 0.11, mask)
+    assert out.dtype == dtype
+    assert lse.dtype == torch.float32
+    assert (out - want).abs().max() < TOLERANCE[dtype]
+    assert (lse - want_lse).abs().max() < 2e-5 if dtype == torch.float32 else 2e-3
+
+
+@pytest.mark.parametrize("group", [1, 3, 4, 8])
+@pytest.mark.parametrize("causal", [False, True])
+def test_groups_share_their_kv_head(group, causal):
+    torch.manual_seed(1)
+    heads, n, dim = 2, 17, 32
+    q, k, v = torch.randn(heads, group, n, dim), torch.randn(heads, n, dim), torch.randn(heads, n, dim)
+    out, lse = grouped_attention(q, k, v, 0.2, causal)
+    mask = torch.ones(n, n, dtype=torch.bool).tril() if causal else None
+    for head in range(heads):
+        want, want_lse = attention64(q[head], k[head], v[head], 0.2, mask)
+        torch.testing.assert_close(out[head].view(group, n, dim).double(), want, atol=2e-6, rtol=0)
+        torch.testing.assert_close(lse[head].view(group, n).double(), want_lse, atol=2e-5, rtol=0)
+
+
+def test_merged_parts_are_attention_over_all_keys():
+    torch.manual_seed(2)
+    q, k, v = torch.randn(1, 2, 9, 64), torch.randn(1, 2, 50, 64), torch.randn(1, 2, 50, 64)
+    parts = [attention(q, k[:, :, a:b], v[:, :, a:b], 0.3) for a, b in ((0, 1), (1, 20), (20, 50))]
+    out, lse = merge_parts(parts)
+    want, want_lse = attention64(q, k, v, 0.3)
+    torch.testing.assert_close(out.double(), want, atol=2e-6, rtol=0)
+    torch.testing.assert_close(lse.double(), want_lse, atol=1e-5, rtol=0)
+    stacked = merge_stacked(torch.stack([p[0][0] for p in parts], 1), torch.stack([p[1][0] for p in parts], 1))
+    torch.testing.assert_close(stacked.double(), want[0], atol=2e-6, rtol=0)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    lengths=st.lists(st.sampled_from([1, 2, 15, 16, 17, 255, 511, 513, 1000]), min_size=1, max_size=5),
+    rows=st.sampled_from([1, 3, 7, 40]),
+    dim=st.sampled_from([16, 64, 80]),
+)
+def test_ragged_heads(lengths, rows, dim):
+    torch.manual_seed(3)
+    heads, bounds = len(lengths), [0]
+    for length in lengths:
+        bounds.append(bounds[-1] + length)
+    q, k, v = torch.randn(heads, rows, dim), torch.randn(bounds[-1], dim), torch.randn(bounds[-1], dim)
+    parts = parts_needed(q.device, rows)
+    outs, lses = torch.zeros(heads, parts, rows, dim), torch.full((heads, parts, rows), float("-inf"))
+    ragged_attention(q, k, v, bounds, dim**-0.5, outs, lses)
+    got = merge_stacked(outs, lses)
+    for head in range(heads):
+        part = slice(bounds[head], bounds[head + 1])
+        want, _ = attention64(q[head], k[part], v[part], dim**-0.5)
+        torch.testing.assert_close(got[head].double(), want, atol=5e-6, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("rows", "keys"), [(1, 1), (5, 2048), (3000, 700), (600, 3)])
+def test_column_max_is_the_largest_softmax_weight(dtype, rows, keys):
+    torch.manual_seed(4)
+    q, k = torch.randn(rows, 64).to(dtype), torch.randn(keys + 11, 64).to(dtype)
+    before = q.clone()
+    scores = q.double() @ k.double().T * 0.25
+    want = torch.softmax(scores, -1)[:, :keys].amax(0)
+    got = column_max(q, k[:keys], torch.logsumexp(scores, -1).float(), 0.25)
+    assert got.dtype == torch.float32
+    torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-9)
+    assert torch.equal(q, before)

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from kvz.models.language_model import LanguageModel, load_model
+from kvz.models.prefill import prefill
+from kvz.prompt import make_frame, repeat_ids
+from kvz.scoring.kvzip import KVzip
+from kvz.scoring.method import Context
+from tests.reference import eager64
+from tests.tiny import make_model_folder
+
+
+def context_of(model: LanguageModel, length: int, seed: int = 0) -> Context:
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(3, 250, (length,), generator=generator).tolist()
+    frame = make_frame(model.tokenizer, model.end_ids)
+    return Context(frame, tuple(ids), prefill(model, [*frame.prefix_ids, *ids]))
+
+
+def scores64(folder: Path, model: LanguageModel, context: Context, chunk: int) -> torch.Tensor:
+    """The definition, evaluated by transformers in float64: one forward over everything a chunk's pass attends."""
+    reference = eager64(folder)
+    prompt = [*context.frame.prefix_ids, *context.ids]
+    heads, prefix = model.geometry.kv_heads[0], context.prefix
+    scores = torch.zeros(model.geometry.layers, heads, len(context.ids), dtype=torch.float64)
+    for start in range(0, len(context.ids), chunk):
+        end = min(start + chunk, len(context.ids))
+        repeat = repeat_ids(model.tokenizer, context.frame.seam, context.ids, start, end)
+        weights = reference(torch.tensor([prompt + repeat]), output_attentions=True, use_cache=False).attentions
+        for layer, all_heads in enumerate(weights):
+            rows = all_heads[0, :, len(prompt) :]
+            columns = rows[:, :, prefix + start : prefix + end]
+            others = rows[:, :, :prefix].sum(2) + rows[:, :, len(prompt) :].sum(2)
+            share = columns / (columns.sum(2) + others)[:, :, None]
+            scores[layer, :, start:end] = share.view(heads, -1, *share.shape[1:]).amax((1, 2))
+    return scores
+
+
+@pytest.mark.parametrize(("query_heads", "kv_heads"), [(2, 2), (6, 2), (4, 1), (8, 1)])
+@pytest.mark.parametrize(("length", "chunk"), [(1, 2048), (33, 16), (31, 2048), (40, 20)])
+def test_scores_equal_the_definition(tmp_path, query_heads, kv_heads, length, chunk):
+    folder = make_model_folder(tmp_path, "qwen3", query_heads=query_heads, kv_heads=kv_heads)
+    model = load_model(str(folder), "cpu", "float32")
+    context = context_of(model, length)
+    got = KVzip(chunk).score(model, context, lambda tokens: None)
+    want = scores64(folder, model, context, chunk)
+    assert got.dtype == torch.float32
+    assert want.max() > 0.1  # the tiny model's attention is far from flat, so a wrong softmax would show
+    torch.testing.assert_close(got.double(), want, rtol=2e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("length", [2047, 2049])
+def test_the_papers_chunk_with_a_last_one_of_one_token(tiny, tiny_folder, length):
+    context = context_of(tiny, length)
+    got = KVzip().score(tiny, context, lambda tokens: None)
+    torch.testing.assert_close(got.double(), scores64(tiny_folder, tiny, context, 2048), rtol=5e-4, atol=1e-7)
+
+
+def test_scoring_leaves_the_cache_alone_and_is_deterministic(tiny):
+    context = context_of(tiny, 70)
+    before = [tuple(t.clone() for t in context.cache.layer(i)) for i in range(3)]
+    reported: list[int] = []
+    first = KVzip(32).score(tiny, context, reported.append)
+    second = KVzip(32).score(tiny, context, lambda tokens: None)
+    assert torch.equal(first, second)
+    assert reported == [32, 32, 6]
+    assert context.cache.length == context.prefix + 70
+    for index, (keys, values) in enumerate(before):
+        assert torch.equal(context.cache.layer(index)[0], keys)
+        assert torch.equal(context.cache.layer(index)[1], values)
+
+
+def test_repeat_input_quotes_the_last_ids_of_the_previous_chunk(tiny):
+    frame = make_frame(tiny.tokenizer, tiny.end_ids)
+    context = list(range(100, 150))
+    first = repeat_ids(tiny.tokenizer, frame.seam, context, 0, 20)
+    later = repeat_ids(tiny.tokenizer, frame.seam, context, 20, 40)
+    turn = list(frame.seam.after_ids)
+    assert first[-20:] == context[:20]
+    assert first[-20 - len(turn) : -20] == turn
+    assert later[-20:] == context[20:40]
+    assert later[: -20 - len(turn)][-8:] == context[12:20]
+
+
+MEMORY_SCRIPT = """
+import resource, sys, torch
+from kvz.models.language_model import load_model
+from kvz.scoring.kvzip import KVzip
+from tests.scoring.test_kvzip import context_of
+model = load_model(sys.argv[1], "cpu", "float32")
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+KVzip(64).score(model, context_of(model, 100), lambda n: None)
+context = context_of(model, 3900)
+before = peak()
+KVzip().score(model, context, lambda n: None)
+print(peak() - before)
+"""
+
+
+def test_extra_memory_is_bounded(tmp_path):
+    """A 3,900-token context with 12 query heads: attention weights alone would be over 500 MB."""
+    folder = make_model_folder(tmp_path, "llama", query_heads=12, kv_heads=4, layers=2)
+    result = subprocess.run(
+        [sys.executable, "-c", MEMORY_SCRIPT, str(folder)], capture_output=True, text=True, check=True
+    )
+    assert int(result.stdout) < 64
