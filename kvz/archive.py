@@ -12,7 +12,7 @@ from torch import Tensor
 from kvz.cache.ragged import RaggedCache
 from kvz.decode.sampling import Sampling
 from kvz.decode.session import MAX_NEW_TOKENS, Answer, Session
-from kvz.errors import ArchiveError, ArchiveMismatch
+from kvz.errors import ArchiveError, ArchiveMismatch, CorruptArchive
 from kvz.format.manifest import Manifest
 from kvz.format.reader import open_archive
 from kvz.format.tensors import read_cache
@@ -113,6 +113,8 @@ def check_model(manifest: Manifest, model: LanguageModel) -> None:
         differing.append("the chat template")
     if str(model.dtype).removeprefix("torch.") != theirs.model.dtype:
         raise ArchiveError(f"the archive holds {theirs.model.dtype}, the model was loaded as {model.dtype}; match them")
+    if any(i >= model.vocabulary_size for i in theirs.prompt.question.after_ids):
+        raise CorruptArchive("the manifest's question ids are outside the model's vocabulary; the archive is damaged")
     if differing:
         raise ArchiveMismatch(
             f"this archive was made with {theirs.model.id} ({theirs.model.architecture}); "

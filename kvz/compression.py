@@ -30,6 +30,7 @@ from kvz.prompt import TRUNCATIONS, Frame, make_frame, truncate_ids
 from kvz.scoring.budget import ALLOCATIONS, Budget, select
 from kvz.scoring.kvzip import KVzip
 from kvz.scoring.method import Context, ScoringMethod
+from kvz.scoring.registry import make_method
 from kvz.version import __version__
 
 __all__ = ["Recipe", "check_recipe", "compress", "compress_document"]
@@ -54,6 +55,7 @@ def compress(
     model: str | LanguageModel | None = None,
     ratio: float | None = None,
     budget: int | None = None,
+    method: str = "kvzip",
     allocation: str = "nonuniform",
     system: str | None = None,
     truncate: str | None = None,
@@ -73,6 +75,7 @@ def compress(
     source = _document(document)
     recipe = Recipe(
         budget=Budget(0.3 if ratio is None and budget is None else ratio, budget),
+        method=make_method(method),
         allocation=allocation,
         system=system,
         truncate=truncate,

@@ -22,7 +22,7 @@ def ask(
     archive: ArchivePath,
     questions: Annotated[
         Optional[list[str]],  # noqa: UP045
-        typer.Argument(metavar="[QUESTION]...", help="One or more questions, each answered on its own."),
+        typer.Argument(metavar="QUESTION", help="One or more questions, each answered on its own."),
     ] = None,
     file: Annotated[
         Optional[str],  # noqa: UP045

@@ -70,7 +70,8 @@ def compress(
     from kvz.format.atomic import check_target
 
     source = read_document(document)
-    check_target(target or Path(tempfile.gettempdir()) / "kvz-check", overwrite=force)
+    if target is not None:
+        check_target(target, overwrite=force)
     from kvz.compression import Recipe, check_recipe, compress_document
     from kvz.models.language_model import load_model
     from kvz.scoring.registry import make_method

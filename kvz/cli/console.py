@@ -8,7 +8,18 @@ from typing import Any
 
 from kvz.progress import Progress
 
-__all__ = ["TerminalProgress", "bar", "emit", "emit_json", "note", "quantity", "seconds", "size", "terminal_progress"]
+__all__ = [
+    "TerminalProgress",
+    "bar",
+    "emit",
+    "emit_json",
+    "note",
+    "printable",
+    "quantity",
+    "seconds",
+    "size",
+    "terminal_progress",
+]
 
 
 def emit(text: str, end: str = "\n") -> None:
@@ -20,6 +31,11 @@ def emit(text: str, end: str = "\n") -> None:
 def emit_json(value: dict[str, Any]) -> None:
     """One JSON object on one line of stdout."""
     emit(json.dumps(value, ensure_ascii=False))
+
+
+def printable(text: str) -> str:
+    """`text` with control characters spelled out, so that a file's strings cannot steer a terminal."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def note(message: str) -> None:

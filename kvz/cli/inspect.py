@@ -21,7 +21,7 @@ def inspect(archive: ArchivePath, as_json: JsonOption = False) -> None:
         console.emit_json(_as_json(opened))
         return
     for line in [*_facts(opened), "", *_chart(opened.manifest)]:
-        console.emit(line)
+        console.emit(console.printable(line))
 
 
 def _as_json(opened: ArchiveFile) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import typer
 
 from kvz.cli.ask import ask
 from kvz.cli.compress import compress
-from kvz.cli.console import emit
+from kvz.cli.console import emit, note, printable
 from kvz.cli.inspect import inspect
 from kvz.cli.models import models
 from kvz.cli.verify import verify
@@ -32,7 +32,7 @@ def make_app() -> typer.Typer:
     """The command line as a typer application."""
     app = typer.Typer(
         name="kvz",
-        no_args_is_help=True,
+        invoke_without_command=True,
         add_completion=False,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
@@ -71,12 +71,16 @@ def _show_version(value: bool) -> None:
 
 
 def _root(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", help="Show the version and exit.", is_eager=True, callback=_show_version)
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks; may stand after a command too.")] = False,
 ) -> None:
     """Compress a document's KV cache once, answer any number of questions from the archive later."""
+    if context.invoked_subcommand is None:
+        note(context.get_help())
+        raise typer.Exit(2)
 
 
 def _take_debug(arguments: list[str]) -> tuple[list[str], bool]:
@@ -117,7 +121,7 @@ def _explain(error: BaseException) -> int:
 
 def _say(message: str) -> None:
     try:
-        sys.stderr.write(f"kvz: {' '.join(message.split())}\n")
+        sys.stderr.write(f"kvz: {printable(' '.join(message.split()))}\n")
         sys.stderr.flush()
     except OSError:
         pass

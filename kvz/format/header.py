@@ -8,6 +8,7 @@ Nothing here imports torch or numpy: `kvz inspect` is quick.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,15 +16,30 @@ from typing import Any, NoReturn
 
 import xxhash
 
-from kvz.errors import ArchiveError, CorruptArchive
+from kvz.errors import ArchiveError, ArchiveVersion, CorruptArchive
 
-__all__ = ["ALIGNMENT", "DTYPE_BYTES", "Header", "TensorEntry", "layout", "read_header", "render_header"]
+__all__ = [
+    "ALIGNMENT",
+    "DTYPE_BYTES",
+    "FORMAT_VERSION",
+    "Header",
+    "TensorEntry",
+    "layout",
+    "read_header",
+    "render_header",
+]
 
 ALIGNMENT = 64
 DTYPE_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "I32": 4, "I64": 8, "U8": 1}
+"""Bytes an element of every dtype that format 1.0 uses."""
+
+FORMAT_VERSION = "1.0"
 
 _MAX_HEADER = 100_000_000  # the safetensors library's own limit, bytes
+_MAX_DIMENSIONS = 8
 _NO_CHECKSUM = "0" * 32
+_CHECKSUM = re.compile("[0-9a-f]{32}")
+_VERSION = re.compile(r"(\d{1,9})\.(\d{1,9})", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -116,27 +132,28 @@ def _parse(raw: bytes, path: Path, size: int) -> Header:
     if metadata.get("format") != "kvz":
         _refuse(path, "is not a .kvz archive (its metadata does not say format: kvz)")
     checksum = metadata.get("header_checksum", "")
-    if len(checksum) != 32 or raw.count(checksum.encode()) != 1:
+    if not _CHECKSUM.fullmatch(checksum) or raw.count(checksum.encode()) != 1:
         _refuse(path, "has no usable header checksum; it is damaged")
     blank = raw.replace(checksum.encode(), _NO_CHECKSUM.encode())
     if xxhash.xxh3_128_hexdigest(blank) != checksum:
         _refuse(path, "is damaged: the header's checksum does not match")
+    _check_version(metadata.get("kvz_version", ""), path)
     tensors = {name: _entry(path, name, spec) for name, spec in table.items()}
     _check_cover(path, tensors, size - len(raw))
     return Header(tensors, metadata, len(raw), size)
 
 
 def _entry(path: Path, name: str, spec: Any) -> TensorEntry:
+    """A tensor's entry, checked. An unknown dtype passes: a newer minor version may use it for a new tensor."""
     try:
-        dtype, shape, offsets = spec["dtype"], spec["shape"], spec["data_offsets"]
-        begin, end = offsets
-        numbers = [*shape, begin, end]
-        sound = all(type(n) is int and 0 <= n < 2**62 for n in numbers) and dtype in DTYPE_BYTES
+        dtype, shape, (begin, end) = spec["dtype"], spec["shape"], spec["data_offsets"]
+        sound = isinstance(dtype, str) and isinstance(shape, list) and len(shape) <= _MAX_DIMENSIONS
+        sound = sound and all(type(n) is int and 0 <= n < 2**62 for n in (*shape, begin, end)) and begin <= end
     except (TypeError, KeyError, ValueError):
         sound = False
     if not sound:
         _refuse(path, f"is damaged: tensor '{name[:60]}' has an impossible dtype, shape or place")
-    if end - begin != _count(shape) * DTYPE_BYTES[dtype]:
+    if dtype in DTYPE_BYTES and end - begin != _count(shape) * DTYPE_BYTES[dtype]:
         _refuse(path, f"is damaged: tensor '{name[:60]}' of shape {shape} does not fit its {end - begin} bytes")
     return TensorEntry(name, dtype, tuple(shape), begin, end)
 
@@ -152,6 +169,17 @@ def _check_cover(path: Path, tensors: dict[str, TensorEntry], data_bytes: int) -
         _refuse(path, f"is truncated: its tensors need {at} bytes of data, the file has {data_bytes}")
     if at < data_bytes:
         _refuse(path, f"is damaged: {data_bytes - at} bytes follow the last tensor")
+
+
+def _check_version(version: str, path: Path) -> None:
+    """Accept this major version with any minor one; raises ArchiveVersion for another major one."""
+    match = _VERSION.fullmatch(version)
+    if match is None:
+        _refuse(path, "is damaged: it has no format version")
+    if match[1] != FORMAT_VERSION.partition(".")[0]:
+        raise ArchiveVersion(
+            f"{path} has format version {version}, this kvz reads 1.x; use the version of kvz that wrote it, or newer"
+        )
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from msgspec import Meta, Struct
 from kvz.errors import ArchiveVersion, CorruptArchive
 
 __all__ = [
-    "FORMAT_VERSION",
     "CompressionInfo",
     "CreatorInfo",
     "LayerInfo",
@@ -21,12 +20,9 @@ __all__ = [
     "QuestionInfo",
     "SourceInfo",
     "TokenizerInfo",
-    "check_version",
     "decode_manifest",
     "encode_manifest",
 ]
-
-FORMAT_VERSION = "1.0"
 
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Positive = Annotated[int, Meta(ge=1, le=2**31)]
@@ -161,17 +157,6 @@ def decode_manifest(text: str, path: str) -> Manifest:
         raise CorruptArchive(f"{path}: the manifest is not valid ({error}); the archive is damaged") from error
     _check_consistency(manifest, path)
     return manifest
-
-
-def check_version(version: str, path: str) -> None:
-    """Accept this major version with any minor one. Raises ArchiveVersion for a newer major, CorruptArchive else."""
-    major, dot, minor = version.partition(".")
-    if not (dot and major.isascii() and major.isdigit() and minor.isascii() and minor.isdigit()):
-        raise CorruptArchive(f"{path}: format version '{version[:20]}' is not a version; the archive is damaged")
-    if major != FORMAT_VERSION.partition(".")[0]:
-        raise ArchiveVersion(
-            f"{path} has format version {version[:20]}, this kvz reads {FORMAT_VERSION[0]}.x; upgrade kvz"
-        )
 
 
 def _check_consistency(manifest: Manifest, path: str) -> None:

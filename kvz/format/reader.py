@@ -14,7 +14,7 @@ import xxhash
 
 from kvz.errors import CorruptArchive
 from kvz.format.header import Header, TensorEntry, read_header
-from kvz.format.manifest import Manifest, check_version, decode_manifest
+from kvz.format.manifest import Manifest, decode_manifest
 
 __all__ = ["ArchiveFile", "archive_bytes", "open_archive"]
 
@@ -54,7 +54,6 @@ def open_archive(path: str | Path) -> ArchiveFile:
     """
     path = Path(path)
     header = read_header(path)
-    check_version(header.metadata.get("kvz_version", ""), str(path))
     manifest = decode_manifest(header.metadata.get("manifest", ""), str(path))
     for name, wanted in _expected(manifest).items():
         entry = header.tensors.get(name)

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from kvz.cache.ragged import RaggedCache
 from kvz.format.atomic import atomic_file
-from kvz.format.header import TensorEntry, layout, render_header
-from kvz.format.manifest import FORMAT_VERSION, Manifest, encode_manifest
+from kvz.format.header import FORMAT_VERSION, TensorEntry, layout, render_header
+from kvz.format.manifest import Manifest, encode_manifest
 
 __all__ = ["DTYPE_NAMES", "write_archive"]
 

@@ -1,6 +1,6 @@
 """Fingerprints: short hashes that tell whether an archive and a model belong together.
 
-They do not depend on the dtype a model is loaded in, on where it lies, or on the version of transformers.
+They are taken from the model's files, so they do not depend on the dtype it is loaded in or on where it lies.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _config_text(config: Any) -> bytes:
 
 
 def _weight_samples(folder: Path) -> list[bytes]:
-    """Name, shape and 16 values from the middle of every tensor, as float32: any dtype of the same weights agrees."""
+    """Name, shape and 16 values from the middle of every tensor, as float32: exact copies in another dtype agree."""
     samples: dict[str, bytes] = {}
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(str(path), framework="pt") as file:

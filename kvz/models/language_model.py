@@ -40,6 +40,12 @@ class LanguageModel:
     dtype: torch.dtype
     device: torch.device
 
+    @property
+    def vocabulary_size(self) -> int:
+        """Ids the model can be fed: 0 to this, exclusive."""
+        embedding = self.network.get_input_embeddings()  # type: ignore[operator]
+        return int(embedding.weight.shape[0])
+
     @torch.inference_mode()
     def logits(self, ids: Tensor, start: int, store: PairStore) -> Tensor:
         """Logits after the last of `ids [n]`, whose first has RoPE position `start`: `[vocabulary]` float32."""

@@ -65,6 +65,7 @@ SPECS: dict[str, dict[str, Any]] = {
     "unknown dtype": {"dtype": "F99"},
     "dtype in lower case": {"dtype": "f32"},
     "dtype as a list": {"dtype": ["F32"]},
+    "endless dtype": {"dtype": "F32" * 10_000},
     "other dtype of the same size": {"dtype": "I32"},
 }
 
@@ -262,15 +263,15 @@ def test_positions_may_fall_from_one_head_to_the_next(tmp_path: Path) -> None:
     assert int(positions[4]) < int(positions[3])
 
 
-@pytest.mark.parametrize("version", ["2.0", "2.5", "10.0", "2.0000000000000000000000"])
+@pytest.mark.parametrize("version", ["2.0", "2.5", "10.0", "123456789.0"])
 def test_a_newer_major_version_is_refused_by_name(tmp_path: Path, forgery: Forgery, version: str) -> None:
     forgery.metadata["kvz_version"] = version
     message = refuse(tmp_path / "a.kvz", forgery.sealed(), ArchiveVersion)
-    assert version[:20] in message
-    assert "upgrade" in message
+    assert f"format version {version}" in message
+    assert "newer" in message
 
 
-@pytest.mark.parametrize("version", ["", "1", "one.zero", "-1.0", "1.x", "²⁺.0", "1.0.0", " 1.0", "v1.0", "٢.0"])
+@pytest.mark.parametrize("version", ["", "1", "1." + "9" * 5000, "one.zero", "-1.0", "1.x", "²⁺.0", "1.0.0", " 1.0", "v1.0", "٢.0"])
 def test_a_version_that_is_none_is_refused(tmp_path: Path, forgery: Forgery, version: str) -> None:
     forgery.metadata["kvz_version"] = version
     assert "version" in refuse(tmp_path / "a.kvz", forgery.sealed())
@@ -296,7 +297,7 @@ def test_what_this_version_cannot_read_asks_for_a_newer_one(
     assert "upgrade" in refuse(tmp_path / "a.kvz", forgery.sealed(), ArchiveVersion)
 
 
-@pytest.mark.parametrize(("version", "dtype"), [("1.1", "U8"), ("1.4294967296", "F32"), ("1.2", "I8"), ("1.2", "BOOL")])
+@pytest.mark.parametrize(("version", "dtype"), [("1.1", "U8"), ("1.42", "F32"), ("1.2", "I8"), ("1.2", "BOOL")])
 def test_a_newer_minor_version_loads_without_what_is_unknown(
     tmp_path: Path, forgery: Forgery, sample: Sample, version: str, dtype: str
 ) -> None:

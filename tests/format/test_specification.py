@@ -16,7 +16,8 @@ import xxhash
 
 import kvz
 from kvz.errors import ArchiveError, ArchiveVersion
-from kvz.format.manifest import FORMAT_VERSION, Manifest
+from kvz.format.header import FORMAT_VERSION
+from kvz.format.manifest import Manifest
 from kvz.models.language_model import LanguageModel, load_model
 from tests.conftest import TEXT
 from tests.tiny import make_model_folder

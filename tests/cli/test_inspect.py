@@ -1,0 +1,115 @@
+"""kvz inspect and kvz verify: what is inside an archive, and whether it is whole."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import kvz
+from kvz.format.reader import open_archive
+from tests.cli.conftest import Run
+from tests.cli.harness import finish, spawn
+from tests.conftest import TEXT
+from tests.format.archives import Forgery
+
+
+def test_inspect_shows_what_was_kept(run: Run, archive: Path, tiny_folder: Path) -> None:
+    outcome = run("inspect", archive).succeeded()
+    info = kvz.load(archive).manifest.compression
+    length = len(TEXT.encode())
+    assert f"{info.pairs_kept} of {6 * length:,} pairs (40.0 %)" in outcome.text
+    assert f"{length} context" in outcome.text
+    assert hashlib.sha256(TEXT.encode()).hexdigest()[:16] in outcome.text
+    assert str(tiny_folder) in outcome.text
+    assert "3 layers, 6 query heads, 2 KV heads of 16" in outcome.text
+    for index, row in enumerate(info.kept):
+        (line,) = [line for line in outcome.text.splitlines() if line.split()[:1] == [str(index)]]
+        assert line.split()[-2:] == [f"{100 * kept / length:.1f}" for kept in row]
+    assert outcome.err == ""
+
+
+def test_inspect_json_holds_the_manifest(run: Run, archive: Path) -> None:
+    (shown,) = run("inspect", archive, "--json").succeeded().objects
+    manifest = open_archive(archive).manifest
+    assert shown["manifest"] == msgspec.json.decode(msgspec.json.encode(manifest))
+    assert shown["file_bytes"] == archive.stat().st_size == sum(shown["bytes"].values())
+    assert shown["format_version"] == "1.0"
+
+
+def test_inspect_shows_what_is_special(run: Run, compress: Run, text_file: Path, out: Path) -> None:
+    compress(text_file, "--omit-text", "--system", "Be brief.", "--budget", 30).succeeded()
+    text = run("inspect", out / "a.kvz").succeeded().text
+    assert "left out" in text
+    assert "system text" in text
+    assert "--budget 30" in text
+
+
+@pytest.mark.parametrize("name", ["two\nlines", "\x1b[2J\x1b[31mred", "bell\x07", "\u202egnp.exe"])
+def test_inspect_shows_control_characters_of_a_name_as_text(run: Run, archive: Path, tmp_path: Path, name: str) -> None:
+    forged = Forgery.of(archive)
+    for part, key in (("source", "name"), ("creator", "name"), ("model", "id"), ("compression", "method")):
+        forged.manifest[part][key] = name
+    (tmp_path / "a.kvz").write_bytes(forged.sealed())
+    text = run("inspect", tmp_path / "a.kvz").succeeded().text
+    assert len(text.splitlines()) == len(run("inspect", archive).text.splitlines())
+    assert [c for c in text if not c.isprintable() and c != "\n"] == []
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify"])
+def test_what_is_no_archive(run: Run, command: str, tmp_path: Path, archive: Path) -> None:
+    (tmp_path / "empty.kvz").touch()
+    (tmp_path / "half.kvz").write_bytes(archive.read_bytes()[:600])
+    run(command, tmp_path / "missing.kvz").failed("no such archive")
+    run(command, tmp_path).failed("is a folder")
+    run(command, tmp_path / "empty.kvz").failed("not a .kvz archive")
+    run(command, tmp_path / "half.kvz").failed("truncated")
+    run(command).failed("ARCHIVE", status=2)
+
+
+def test_a_pipe_that_nobody_writes_to_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    process = spawn("inspect", str(tmp_path / "pipe"))
+    try:
+        process.wait(5)
+    finally:
+        process.kill()
+        outcome = finish(process)
+    outcome.failed(str(tmp_path / "pipe"))
+
+
+def test_a_newer_version_asks_for_a_newer_kvz(run: Run, archive: Path, tmp_path: Path) -> None:
+    forged = Forgery.of(archive)
+    forged.metadata["kvz_version"] = "2.0"
+    (tmp_path / "a.kvz").write_bytes(forged.sealed())
+    for command in ("inspect", "verify"):
+        run(command, tmp_path / "a.kvz").failed("format version 2.0", "newer")
+
+
+def test_verify_of_a_sound_archive(run: Run, archive: Path, tiny_folder: Path) -> None:
+    plain = run("verify", archive).succeeded()
+    assert f"{archive}: sound" in plain.text
+    (shown,) = run("verify", archive, "--json", "-m", tiny_folder).succeeded().objects
+    header = open_archive(archive).header
+    assert (shown["ok"], shown["model"]) == (True, str(tiny_folder))
+    assert (shown["tensors"], shown["bytes"]) == (len(header.tensors), header.file_size - header.data_start)
+
+
+@pytest.mark.parametrize("kind", ["keys", "positions", "offsets"])
+def test_verify_names_the_damaged_tensor(run: Run, archive: Path, tmp_path: Path, kind: str) -> None:
+    header = open_archive(archive).header
+    data = bytearray(archive.read_bytes())
+    data[header.data_start + header.tensors[f"layers.2.{kind}"].begin] ^= 4
+    (tmp_path / "a.kvz").write_bytes(data)
+    run("verify", tmp_path / "a.kvz").failed(f"layers.2.{kind}", "checksum")
+    run("verify", tmp_path / "a.kvz", "--json").failed(f"layers.2.{kind}")
+
+
+def test_inspect_reads_the_header_only(run: Run, archive: Path, tmp_path: Path) -> None:
+    data = bytearray(archive.read_bytes())
+    data[-1] ^= 1
+    (tmp_path / "a.kvz").write_bytes(data)
+    run("inspect", tmp_path / "a.kvz").succeeded()
