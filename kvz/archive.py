@@ -113,6 +113,8 @@ def check_model(manifest: Manifest, model: LanguageModel) -> None:
         differing.append("the chat template")
     if str(model.dtype).removeprefix("torch.") != theirs.model.dtype:
         raise ArchiveError(f"the archive holds {theirs.model.dtype}, the model was loaded as {model.dtype}; match them")
+    if [(layer.kv_heads, layer.head_dim) for layer in theirs.model.layers] != model.geometry.shapes:
+        differing.append("the layers' geometry")
     if any(i >= model.vocabulary_size for i in theirs.prompt.question.after_ids):
         raise CorruptArchive("the manifest's question ids are outside the model's vocabulary; the archive is damaged")
     if differing:

@@ -121,11 +121,18 @@ def _document(document: str | Path) -> Document:
     if isinstance(document, Path):
         return read_document(document)
     one_line = "\n" not in document and 0 < len(document) < 1024
-    if one_line and Path(document).is_file():
+    if one_line and _is_file(document):
         return read_document(document)
     if one_line and " " not in document and ("/" in document or Path(document).suffix):
         raise DocumentError(f"no such document: {document} (to compress these very characters, add a line break)")
     return document_from_text(document)
+
+
+def _is_file(name: str) -> bool:
+    try:
+        return Path(name).is_file()
+    except (OSError, ValueError):  # too long for a name, or a character no name can have
+        return False
 
 
 def _context_ids(source: Document, model: LanguageModel, frame: Frame, truncate: str | None) -> tuple[list[int], int]:
@@ -135,6 +142,10 @@ def _context_ids(source: Document, model: LanguageModel, frame: Frame, truncate:
     around = len(frame.prefix_ids) + len(frame.seam.after_ids)
     if truncate is not None:
         limit = positions - around - min(_RESERVE, positions // 8)
+        if limit < 1:
+            raise DocumentError(
+                f"the model has {positions} positions and {around} go to the chat template and system text"
+            )
         cut = truncate_ids(ids, limit, truncate)
         return cut, len(ids) - len(cut)
     if len(ids) + around >= positions:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,12 +37,14 @@ def read_document(path: str | Path) -> Document:
     Raises DocumentError if there is no such file, or if it is empty, blank, binary or not UTF-8.
     """
     if str(path) == "-":
+        if sys.stdin is None:
+            raise DocumentError("standard input is closed; give a file")
         return _parse(sys.stdin.buffer.read(), "-")
     path = Path(path)
     try:
         if path.is_dir():
             raise DocumentError(f"{path} is a folder; give a text file, or - for standard input")
-        return _parse(path.read_bytes(), path.name, str(path))
+        return _parse(path.read_bytes(), os.fsencode(path.name).decode(errors="replace"), str(path))
     except FileNotFoundError:
         raise DocumentError(f"no such document: {path}") from None
     except (OSError, ValueError) as error:

@@ -53,6 +53,8 @@ def make_frame(tokenizer: Tokenizer, end_ids: frozenset[int], system: str | None
     `system` replaces the template's own system text. Raises UsageError if the template takes none, and ModelError if
     it cannot be cut.
     """
+    if system is not None and not is_text(system):
+        raise UsageError("the system text is not valid text (it holds bytes that are not UTF-8)")
     if tokenizer.template is None:
         return _plain_frame(tokenizer, end_ids, system)
     head = [] if system is None else [{"role": "system", "content": system}]
@@ -76,11 +78,18 @@ def question_ids(tokenizer: Tokenizer, seam: Seam, question: str) -> list[int]:
     text = question.strip()
     if not text:
         raise QuestionError("the question is empty")
+    if not is_text(text):
+        raise QuestionError("the question is not valid text (it holds bytes that are not UTF-8)")
+    return tokenizer.encode_plain(seam.before + text) + list(seam.after_ids)
+
+
+def is_text(text: str) -> bool:
+    """Whether a string can be written as UTF-8: arguments that are not arrive with lone surrogates."""
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise QuestionError("the question is not valid text (it holds bytes that are not UTF-8)") from None
-    return tokenizer.encode_plain(seam.before + text) + list(seam.after_ids)
+        return False
+    return True
 
 
 def repeat_ids(tokenizer: Tokenizer, seam: Seam, context: Sequence[int], start: int, end: int) -> list[int]:

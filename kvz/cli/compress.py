@@ -107,10 +107,14 @@ def _target(document: str, output: str | None, as_json: bool) -> Path | None:
     if output is not None:
         if not output.strip():
             raise UsageError("-o is empty; give a file name, or - for stdout")
+        if document != "-" and os.path.exists(output) and os.path.samefile(document, output):
+            raise UsageError(f"the output {output} is the document itself; give another name")
         return Path(output)
     if document == "-":
         raise UsageError("reading standard input: say where to write with -o OUT.kvz (or -o - for stdout)")
     path = Path(document)
+    if not path.name:
+        raise UsageError(f"'{document}' is not a document; give a text file, or - for standard input")
     if path.suffix == ".kvz":
         raise UsageError(f"{document} is already named .kvz; name the output with -o")
     return path.with_suffix(".kvz")

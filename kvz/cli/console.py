@@ -6,6 +6,7 @@ import json
 import sys
 from typing import Any
 
+from kvz.errors import OutputError
 from kvz.progress import Progress
 
 __all__ = [
@@ -24,13 +25,20 @@ __all__ = [
 
 def emit(text: str, end: str = "\n") -> None:
     """Write an answer, or a piece of one, to stdout at once; never wrapped, never styled."""
+    if sys.stdout is None:
+        raise OutputError("standard output is closed")
     sys.stdout.write(text + end)
     sys.stdout.flush()
 
 
 def emit_json(value: dict[str, Any]) -> None:
     """One JSON object on one line of stdout."""
-    emit(json.dumps(value, ensure_ascii=False))
+    text = json.dumps(value, ensure_ascii=False)
+    try:
+        text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
+    except UnicodeEncodeError:
+        text = json.dumps(value)
+    emit(text)
 
 
 def printable(text: str) -> str:
@@ -39,9 +47,10 @@ def printable(text: str) -> str:
 
 
 def note(message: str) -> None:
-    """A line on stderr."""
-    sys.stderr.write(message + "\n")
-    sys.stderr.flush()
+    """A line on stderr, if there is one."""
+    if sys.stderr is not None:
+        sys.stderr.write(message.encode(errors="backslashreplace").decode() + "\n")
+        sys.stderr.flush()
 
 
 def size(nbytes: float) -> str:

@@ -6,6 +6,7 @@ wrong; `--debug`, anywhere before `--`, shows the traceback as well.
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -25,6 +26,7 @@ from kvz.version import __version__
 
 __all__ = ["main", "make_app", "run"]
 
+_INTERRUPTED = 130
 _USAGE_ERROR: Any = typer.BadParameter.__mro__[1]  # typer does not export the class that its usage errors share
 
 
@@ -54,14 +56,20 @@ def main() -> NoReturn:
 def run(arguments: list[str]) -> int:
     """Run one command line and return its exit status."""
     arguments, debug = _take_debug(arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character still shows the others
     try:
         result = make_app()(args=arguments, prog_name="kvz", standalone_mode=False)
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except BaseException as error:
         if debug:
             traceback.print_exc()
         return _explain(error)
-    return result if isinstance(result, int) else 0
+    status = result if isinstance(result, int) else 0
+    if status == _INTERRUPTED:  # what newer releases of typer make of Ctrl-C
+        _say("interrupted")
+    return status
 
 
 def _show_version(value: bool) -> None:
@@ -92,11 +100,12 @@ def _take_debug(arguments: list[str]) -> tuple[list[str], bool]:
 
 def _explain(error: BaseException) -> int:
     """Say in one line on stderr what an exception means, and return the exit status."""
+    interrupted = isinstance(error, (KeyboardInterrupt, typer.Abort))
+    if interrupted or (isinstance(error, SystemExit) and error.code == _INTERRUPTED):
+        _say("interrupted")
+        return _INTERRUPTED
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else 1
-    if isinstance(error, (KeyboardInterrupt, typer.Abort)):
-        _say("interrupted")
-        return 130
     if isinstance(error, BrokenPipeError):
         _silence_stdout()
         return 1
@@ -123,12 +132,14 @@ def _say(message: str) -> None:
     try:
         sys.stderr.write(f"kvz: {printable(' '.join(message.split()))}\n")
         sys.stderr.flush()
-    except OSError:
+    except (OSError, AttributeError):  # nowhere to say it
         pass
 
 
 def _silence_stdout() -> None:
     """Let the interpreter's own last flush of a closed stdout go nowhere."""
+    if sys.stdout is None:
+        return
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stdout.fileno())
     os.close(null)

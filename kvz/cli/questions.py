@@ -31,7 +31,7 @@ def read_questions(arguments: Sequence[str], file: str | None) -> list[Question]
         raise UsageError("give questions as arguments, or a file of them with --questions, one of the two")
     if file is None:
         return [Question(number, text) for number, text in enumerate(arguments, 1)]
-    lines = [(n, line) for n, line in enumerate(_read(file).splitlines(), 1) if line.strip()]
+    lines = [(n, line) for n, line in enumerate(_read(file).split("\n"), 1) if line.strip()]
     if not lines:
         raise QuestionError(f"{_shown(file)} holds no question")
     if lines[0][1].lstrip().startswith("{"):
@@ -41,6 +41,8 @@ def read_questions(arguments: Sequence[str], file: str | None) -> list[Question]
 
 def _read(file: str) -> str:
     try:
+        if file == "-" and sys.stdin is None:
+            raise QuestionError("standard input is closed; give a file of questions")
         data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
         return data.decode("utf-8-sig")
     except FileNotFoundError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import secrets
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,13 +19,15 @@ __all__ = ["atomic_file", "check_target", "output_error"]
 
 def check_target(path: Path, overwrite: bool) -> None:
     """Fail early where `atomic_file` would fail late: raises OutputError if `path` cannot be written."""
-    if path.is_dir():
-        raise OutputError(f"{path} is a folder; give a file name")
-    if path.exists() and not overwrite:
-        raise OutputError(f"{path} exists; give --force to replace it")
-    if not path.parent.is_dir():
-        raise OutputError(f"the output folder {path.parent} does not exist; create it first")
     try:
+        if path.is_dir():
+            raise OutputError(f"{path} is a folder; give a file name")
+        if path.exists() and not path.is_file():
+            raise OutputError(f"{path} is not a regular file and cannot be replaced; use -o - for a pipe")
+        if path.exists() and not overwrite:
+            raise OutputError(f"{path} exists; give --force to replace it")
+        if not path.parent.is_dir():
+            raise OutputError(f"the output folder {path.parent} does not exist; create it first")
         with _temporary(path.parent):
             pass
     except OSError as error:
@@ -95,15 +98,17 @@ def _publish(file: BinaryIO, name: str | None, path: Path, overwrite: bool) -> N
         if not overwrite:
             _link(file, path)
             return
-        name = str(path.parent / f".kvz-{os.getpid()}.tmp")
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(name)
+        name = str(path.parent / f".kvz-{secrets.token_hex(8)}.tmp")
         _link(file, Path(name))
     else:
         os.chmod(name, 0o666 & ~_umask())
     if not overwrite and path.exists():
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
-    os.replace(name, path)
+    try:
+        os.replace(name, path)
+    except OSError:
+        os.unlink(name)
+        raise
 
 
 def _link(file: BinaryIO, path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,9 +104,11 @@ def read_header(path: Path) -> Header:
     Raises ArchiveError if there is no such file, CorruptArchive if it is not an archive or is damaged.
     """
     try:
-        size = path.stat().st_size
-        if path.is_dir():
-            raise ArchiveError(f"{path} is a folder, not a .kvz archive")
+        status = path.stat()
+        size = status.st_size
+        if not stat.S_ISREG(status.st_mode):
+            kind = "a folder" if stat.S_ISDIR(status.st_mode) else "a pipe or device; save it to a file first"
+            raise ArchiveError(f"{path} is not a .kvz archive but {kind}")
         with path.open("rb") as file:
             start = file.read(8)
             length = int.from_bytes(start, "little")

@@ -153,7 +153,7 @@ def decode_manifest(text: str, path: str) -> Manifest:
     """Parse and validate; raises CorruptArchive with the field that is wrong."""
     try:
         manifest = msgspec.json.decode(text.encode(), type=Manifest)
-    except (msgspec.MsgspecError, UnicodeEncodeError) as error:
+    except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError) as error:
         raise CorruptArchive(f"{path}: the manifest is not valid ({error}); the archive is damaged") from error
     _check_consistency(manifest, path)
     return manifest

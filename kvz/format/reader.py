@@ -61,7 +61,7 @@ def open_archive(path: str | Path) -> ArchiveFile:
             raise CorruptArchive(f"{path} is damaged: tensor '{name}' is missing")
         if (entry.dtype, entry.shape) != wanted:
             raise CorruptArchive(
-                f"{path} is damaged: tensor '{name}' is {entry.dtype} {list(entry.shape)}, "
+                f"{path} is damaged: tensor '{name}' is {entry.dtype[:20]} {list(entry.shape)}, "
                 f"the manifest says {wanted[0]} {list(wanted[1])}"
             )
     if missing := header.tensors.keys() - manifest.checksums.keys():

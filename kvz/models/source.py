@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from kvz.models.gguf import converted_folder
 
 __all__ = ["ModelSource", "find_model"]
 
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
+_HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*(@[\w./-]+)?")
 _HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
 
 
@@ -33,7 +34,11 @@ def find_model(name: str | None, say: Callable[[str], None]) -> ModelSource:
     """
     if name is None or name == EMBEDDED_ID:
         return ModelSource(EMBEDDED_ID, None, embedded_folder(say))
+    if not name.strip():
+        raise ModelError(f"the model's name is empty; leave -m out for {EMBEDDED_ID}")
     path = Path(name).expanduser()
+    if not _can_be_a_path(path):
+        raise ModelError(f"no model '{name[:100]}': that is no name a model can have")
     if path.is_dir():
         return ModelSource(str(path.resolve()), None, _checked(path.resolve()))
     if path.suffix.lower() == ".gguf":
@@ -49,6 +54,16 @@ def find_model(name: str | None, say: Callable[[str], None]) -> ModelSource:
         f"no model '{name}': give a hub id like org/name, an existing folder, a .gguf file, "
         f"or leave -m out for {EMBEDDED_ID}"
     )
+
+
+def _can_be_a_path(path: Path) -> bool:
+    try:
+        os.stat(path)
+    except FileNotFoundError:
+        return True
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def _checked(folder: Path) -> Path:

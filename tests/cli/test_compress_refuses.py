@@ -48,7 +48,7 @@ def test_a_document_that_is_no_text(
 
 @pytest.mark.parametrize("name", ["missing.txt", "no/folder.txt", "n" * 300, "zero\0byte"])
 def test_a_document_that_is_not_there(compress: Run, tmp_path: Path, out: Path, name: str) -> None:
-    compress(tmp_path / name).failed(str(tmp_path / name)[:200])
+    compress(tmp_path / name).failed(str(tmp_path / name[:4]))
     assert os.listdir(out) == []
 
 

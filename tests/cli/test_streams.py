@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 import os
 from pathlib import Path
 
@@ -73,6 +75,22 @@ def test_a_stdout_that_cannot_hold_every_character_holds_the_others(archive: Pat
     assert b"pairs (40.0 %)" in outcome.out
     assert b"each head" in outcome.out
     assert outcome.out.count(b"\n") == 16
+
+
+def test_json_is_json_in_any_encoding(run: Run, archive: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(raw, encoding="ascii"))
+    outcome = run("ask", archive, "数据 🙂?", "--json", "--max-new-tokens", 2)
+    assert outcome.status == 0, outcome.err
+    assert json.loads(raw.getvalue())["question"] == "数据 🙂?"
+
+
+def test_closed_stderr_keeps_nobody_from_an_answer(run: Run, archive: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = run("ask", archive, "Who?", "--max-new-tokens", 2).succeeded().out
+    monkeypatch.setattr("sys.stderr", None)
+    outcome = run("ask", archive, "Who?", "--max-new-tokens", 2)
+    assert (outcome.status, outcome.out) == (0, answer)
+    assert run("ask", archive, " ").status == 1
 
 
 def test_no_bar_is_drawn_where_stderr_is_no_terminal(run: Run, archive: Path) -> None:
