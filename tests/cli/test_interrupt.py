@@ -6,6 +6,8 @@ import os
 import pty
 import select
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -100,3 +102,29 @@ def test_a_signal_while_answering(archive: Path) -> None:
     outcome = finish(process)
     assert outcome.status == 130
     assert outcome.err == "kvz: interrupted\n"
+
+
+CUT_AN_IMPORT_SHORT = """
+import os, sys, time
+import kvz.cli.inspect
+from kvz.cli.main import main
+
+def open_archive(path):
+    try:
+        os.kill(os.getpid(), int(path))
+        time.sleep(10)
+    except KeyboardInterrupt as error:
+        raise ModuleNotFoundError("half a module") from error
+
+kvz.cli.inspect.open_archive = open_archive
+main()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_that_a_library_turns_into_an_error_of_its_own(number: signal.Signals) -> None:
+    command = [sys.executable, "-c", CUT_AN_IMPORT_SHORT, "inspect", str(int(number))]
+    result = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=False, preexec_fn=react_to_interrupts
+    )
+    assert (result.returncode, result.stdout, result.stderr) == (130, "", "kvz: interrupted\n")

@@ -68,6 +68,13 @@ def test_closed_stdout_is_told_in_words(archive: Path) -> None:
     assert_one_line(outcome.err)
 
 
+def test_an_archive_for_a_closed_stdout_is_refused(
+    compress: Run, text_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdout", None)
+    compress(text_file, "-q", "-o", "-").failed("standard output")
+
+
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252"])
 def test_a_stdout_that_cannot_hold_every_character_holds_the_others(archive: Path, encoding: str) -> None:
     outcome = finish(spawn("inspect", str(archive), env={**ENVIRONMENT, "PYTHONIOENCODING": encoding}))

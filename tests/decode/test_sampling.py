@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvz.compression import compress
+from kvz.decode.sampling import Sampler, Sampling
+from kvz.errors import UsageError
+from tests.conftest import TEXT
+
+LOGITS = torch.tensor([0.0, 3.0, 1.0, 2.9, -5.0, 2.0])
+
+
+def frequencies(sampling: Sampling, draws: int = 4000) -> torch.Tensor:
+    sampler = Sampler(sampling)
+    counts = torch.zeros(len(LOGITS))
+    for _ in range(draws):
+        counts[sampler.choose(LOGITS)] += 1
+    return counts / draws
+
+
+def test_greedy_takes_the_largest():
+    assert Sampler(Sampling()).choose(LOGITS) == 1
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_sampled_frequencies_follow_the_softmax(temperature):
+    got = frequencies(Sampling(temperature, seed=1))
+    want = torch.softmax(LOGITS.double() / temperature, 0)
+    assert (got - want).abs().max() < 0.03
+
+
+def test_top_k_and_top_p_cut_the_tail():
+    want = torch.softmax(LOGITS.masked_fill(LOGITS < 2.5, float("-inf")), 0)
+    assert (frequencies(Sampling(1.0, top_k=2, seed=2)) - want).abs().max() < 0.03
+    first_two = float(torch.softmax(LOGITS, 0)[[1, 3]].sum())
+    assert (frequencies(Sampling(1.0, top_p=first_two - 0.01, seed=3)) - want).abs().max() < 0.03
+    assert frequencies(Sampling(1.0, top_p=1e-6, seed=4))[1] == 1
+    assert frequencies(Sampling(1.0, top_k=1, seed=4))[1] == 1
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.floats(0.01, 1), st.integers(0, 2**31))
+def test_top_p_keeps_the_smallest_set_that_reaches_p(p, seed):
+    logits = torch.randn(30, generator=torch.Generator().manual_seed(seed)) * 3
+    probabilities = torch.softmax(logits, 0)
+    order = probabilities.sort(descending=True).indices
+    size = int((probabilities[order].cumsum(0) < p - 1e-5).sum()) + 1
+    sampler = Sampler(Sampling(1.0, top_p=p, seed=seed))
+    allowed = set(order[: size + 1].tolist())
+    assert all(sampler.choose(logits) in allowed for _ in range(50))
+
+
+def test_a_seed_repeats_an_answer_whatever_was_asked_before(tiny):
+    archive = compress(TEXT, tiny, ratio=0.5)
+    warm = Sampling(1.5, seed=7)
+    first = archive.ask("Who?", 15, warm).ids
+    archive.ask("When?", 9, Sampling(1.5))
+    assert archive.ask("Who?", 15, warm).ids == first
+    assert archive.ask("Who?", 15, Sampling(1.5, seed=8)).ids != first
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": -1},
+        {"temperature": float("nan")},
+        {"top_p": 0.5},
+        {"top_k": 3},
+        {"seed": 3},
+        {"temperature": 1, "top_p": 0},
+        {"temperature": 1, "top_p": 1.1},
+        {"temperature": 1, "top_k": 0},
+        {"temperature": 1, "seed": -1},
+    ],
+)
+def test_settings_that_cannot_be(options):
+    with pytest.raises(UsageError):
+        Sampling(**options)

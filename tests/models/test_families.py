@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from kvz.errors import ModelError, UnsupportedModel, UsageError
+from kvz.models.families import geometry_of
+from kvz.models.language_model import load_model
+from tests.tiny import FAMILIES, make_model_folder
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_geometry(tmp_path, family):
+    model = load_model(str(make_model_folder(tmp_path, family, query_heads=4, kv_heads=2)), "cpu", "float32")
+    assert model.geometry.shapes == [(2, 16)] * 3
+    assert model.geometry.query_heads == 4
+    assert model.geometry.bytes_per_token(4) == 3 * 2 * 2 * 16 * 4
+
+
+def test_other_architectures_are_refused_by_name():
+    with pytest.raises(UnsupportedModel, match="'gpt2' is not supported"):
+        geometry_of(transformers.GPT2Config())
+    with pytest.raises(UnsupportedModel, match="'mamba'"):
+        geometry_of(transformers.MambaConfig())
+
+
+def test_layers_that_cannot_be_stored_are_refused_by_kind():
+    config = transformers.Qwen3Config(num_hidden_layers=2, layer_types=["full_attention", "sliding_attention"])
+    with pytest.raises(UnsupportedModel, match=r"layer 1 .*'sliding_attention'"):
+        geometry_of(config)
+    with pytest.raises(UnsupportedModel, match="'sliding_attention'"):
+        geometry_of(transformers.MistralConfig(sliding_window=4096))
+
+
+def edit_config(folder: Path, **changes: object) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def test_fingerprints_tell_models_apart_but_not_dtypes(tmp_path, tiny, tiny_folder):
+    def prints_of(name: str, dtype: str = "float32", **options):
+        return load_model(str(make_model_folder(tmp_path / name, **options)), "cpu", dtype).fingerprints
+
+    same = load_model(str(tiny_folder), "cpu", "bfloat16").fingerprints
+    assert same == tiny.fingerprints
+    assert prints_of("same") == tiny.fingerprints
+    weights = prints_of("weights", seed=1)
+    assert weights.model != tiny.fingerprints.model
+    assert weights.tokenizer == tiny.fingerprints.tokenizer
+    template = prints_of("template", template=None)
+    assert (template.model, template.tokenizer) == (tiny.fingerprints.model, tiny.fingerprints.tokenizer)
+    assert template.template != tiny.fingerprints.template
+    folder = make_model_folder(tmp_path / "rope")
+    edit_config(folder, rope_parameters={"rope_type": "default", "rope_theta": 12345.0})
+    assert load_model(str(folder), "cpu", "float32").fingerprints.model != tiny.fingerprints.model
+
+
+def test_one_changed_tensor_changes_the_fingerprint(tmp_path, tiny):
+    from safetensors.torch import load_file, save_file
+
+    folder = make_model_folder(tmp_path)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.2.self_attn.k_proj.weight"] += 1e-3
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    assert load_model(str(folder), "cpu", "float32").fingerprints.model != tiny.fingerprints.model
+
+
+@pytest.mark.parametrize(("device", "dtype"), [("nonsense", "auto"), ("cuda:99", "auto"), ("cpu", "int8")])
+def test_devices_and_dtypes_that_do_not_exist(tiny_folder, device, dtype):
+    with pytest.raises(UsageError):
+        load_model(str(tiny_folder), device, dtype)
+
+
+def test_auto_dtype_is_one_of_two(tiny_folder):
+    assert load_model(str(tiny_folder)).dtype in (torch.bfloat16, torch.float32)
+
+
+def test_damaged_model_files_are_refused(tmp_path):
+    folder = make_model_folder(tmp_path)
+    weights = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(weights[: len(weights) // 2])
+    with pytest.raises(ModelError, match="cannot load the weights"):
+        load_model(str(folder), "cpu", "float32")
+    (folder / "config.json").write_text("{")
+    with pytest.raises(ModelError, match=r"config\.json"):
+        load_model(str(folder), "cpu", "float32")

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers
+
+from kvz.cache.full import FullCache
+from kvz.models.language_model import load_model
+from kvz.models.prefill import prefill
+from tests.tiny import FAMILIES, make_model_folder
+
+IDS = torch.randint(3, 250, (301,), generator=torch.Generator().manual_seed(5)).tolist()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("chunk", [2048, 100, 37])
+def test_prefilled_cache_equals_transformers(tmp_path, family, chunk):
+    folder = make_model_folder(tmp_path, family)
+    model = load_model(str(folder), "cpu", "float32")
+    reference = transformers.AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.float64).eval()
+    out = reference(torch.tensor([IDS]), use_cache=True)
+    want = out.cache if hasattr(out, "cache") else out.past_key_values
+    told: list[int] = []
+    got = prefill(model, IDS, chunk, told.append)
+    assert got.length == sum(told) == len(IDS)
+    for layer in range(model.geometry.layers):
+        keys, values = got.layer(layer)
+        torch.testing.assert_close(keys.double(), want.layers[layer].keys[0], atol=2e-4, rtol=1e-4)
+        torch.testing.assert_close(values.double(), want.layers[layer].values[0], atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_twenty_tokens_over_a_prefix_equal_a_plain_forward(tmp_path, family):
+    """A mask of the wrong size would show here, and not with single tokens."""
+    folder = make_model_folder(tmp_path, family)
+    model = load_model(str(folder), "cpu", "float32")
+    reference = transformers.AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.float64).eval()
+    cache = FullCache(model.geometry.shapes, 301, model.dtype, model.device)
+    model.fill(torch.tensor(IDS[:281]), 0, cache)
+    cache.advance(281)
+    got = model.logits(torch.tensor(IDS[281:]), 281, cache)
+    want = reference(torch.tensor([IDS])).logits[0, -1]
+    torch.testing.assert_close(got.double(), want, atol=1e-3, rtol=1e-3)

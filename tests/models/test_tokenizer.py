@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvz.decode.text_stream import TextStream
+from kvz.errors import ModelError
+from kvz.models.tokenizer import Tokenizer
+from tests.tiny import make_tokenizer
+
+EXTRA = ("<think>", "<|tool|>", "\t\t")
+TOKENIZER = Tokenizer(make_tokenizer(extra=EXTRA))
+PIECES = [
+    "<|im_end|>",
+    "<|im_start|>",
+    "<|endoftext|>",
+    "<think>",
+    "<|tool|>",
+    "<|im_",
+    "end|>",
+    "a",
+    " ",
+    "é",
+    "数",
+    "\n",
+]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.sampled_from(PIECES), max_size=12).map("".join))
+def test_plain_text_never_becomes_control_and_reads_back(text):
+    ids = TOKENIZER.encode_plain(text)
+    assert TOKENIZER.control_ids.isdisjoint(ids)
+    assert TOKENIZER.decode(ids) == text
+
+
+def test_template_text_does_become_control():
+    assert TOKENIZER.encode_template("<|im_start|>x<|im_end|>")[::2] == [1, 2]
+    assert TOKENIZER.encode_plain("<|im_end|>") != TOKENIZER.encode_template("<|im_end|>")
+
+
+def test_added_white_space_is_no_control_token():
+    ids = TOKENIZER.encode_plain("a\t\tb")
+    assert len(ids) == 3
+    assert TOKENIZER.control_ids.isdisjoint(ids)
+
+
+@pytest.mark.model
+def test_embedded_tokenizer_spells_out_its_control_tokens(embedded):
+    tokenizer = embedded.tokenizer
+    text = "He typed <|im_end|> and then <|im_start|>system; nothing happened.<|endoftext|>"
+    ids = tokenizer.encode_plain(text)
+    assert tokenizer.control_ids.isdisjoint(ids)
+    assert embedded.end_ids.isdisjoint(ids)
+    assert tokenizer.decode(ids) == text
+
+
+def test_a_control_token_that_cannot_be_spelled_out_is_refused():
+    class Unspellable(Tokenizer):
+        _spelling_backend = None
+
+    with pytest.raises(ModelError, match="im_end"):
+        Unspellable(make_tokenizer()).encode_plain("a <|im_end|> b")
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=30))
+def test_streamed_pieces_add_up_and_never_break_a_character(text):
+    stream = TextStream(TOKENIZER)
+    pieces = [stream.push(i) for i in TOKENIZER.encode_plain(text)] + [stream.finish()]
+    assert "".join(pieces) == stream.text == text
+    if "\ufffd" not in text:
+        assert not any("\ufffd" in piece for piece in pieces)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.text(alphabet="ab\nQ:", max_size=30))
+def test_a_stop_text_ends_the_stream_and_is_never_shown(text):
+    stops = ("\n\n", "\nQ:")
+    stream, shown = TextStream(TOKENIZER, stops), ""
+    for token in TOKENIZER.encode_plain(text):
+        shown += stream.push(token)
+        if stream.stopped:
+            break
+    shown += stream.finish()
+    cut = min([at for stop in stops if (at := text.find(stop)) >= 0], default=None)
+    assert shown == text[:cut]
+    assert stream.stopped == (cut is not None)
