@@ -14,7 +14,7 @@ import typer
 
 from kvz.cli import console
 from kvz.cli.options import DeviceOption, JsonOption, ModelOption, QuietOption
-from kvz.errors import UsageError
+from kvz.errors import OutputError, UsageError
 
 if TYPE_CHECKING:
     from kvz.archive import Archive
@@ -101,13 +101,20 @@ def _target(document: str, output: str | None, as_json: bool) -> Path | None:
     if output == "-":
         if as_json:
             raise UsageError("--json and -o - both want stdout; give -o a file")
+        if sys.stdout is None:
+            raise OutputError("standard output is closed; give -o a file")
         if sys.stdout.isatty():
             raise UsageError("an archive is binary: send -o - into a pipe or a file, not to a terminal")
         return None
     if output is not None:
         if not output.strip():
             raise UsageError("-o is empty; give a file name, or - for stdout")
-        if document != "-" and os.path.exists(output) and os.path.samefile(document, output):
+        if (
+            document != "-"
+            and os.path.exists(output)
+            and os.path.exists(document)
+            and os.path.samefile(document, output)
+        ):
             raise UsageError(f"the output {output} is the document itself; give another name")
         return Path(output)
     if document == "-":

@@ -82,7 +82,7 @@ def terminal_progress(quiet: bool) -> Progress:
     """Progress that draws if stderr is a terminal, else one that only passes on messages, or not even those."""
     if quiet:
         return Progress()
-    return TerminalProgress() if sys.stderr.isatty() else MessageProgress()
+    return TerminalProgress() if sys.stderr is not None and sys.stderr.isatty() else MessageProgress()
 
 
 class MessageProgress(Progress):

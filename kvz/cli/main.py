@@ -100,8 +100,7 @@ def _take_debug(arguments: list[str]) -> tuple[list[str], bool]:
 
 def _explain(error: BaseException) -> int:
     """Say in one line on stderr what an exception means, and return the exit status."""
-    interrupted = isinstance(error, (KeyboardInterrupt, typer.Abort))
-    if interrupted or (isinstance(error, SystemExit) and error.code == _INTERRUPTED):
+    if _was_interrupted(error) or (isinstance(error, SystemExit) and error.code == _INTERRUPTED):
         _say("interrupted")
         return _INTERRUPTED
     if isinstance(error, SystemExit):
@@ -126,6 +125,17 @@ def _explain(error: BaseException) -> int:
         return 1
     _say(f"unexpected {type(error).__name__}: {' '.join(str(error).split())[:300]} (--debug shows where)")
     return 1
+
+
+def _was_interrupted(error: BaseException | None) -> bool:
+    """Whether a signal is behind an error; libraries turn one that cuts an import short into errors of their own."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, (KeyboardInterrupt, typer.Abort)):
+            return True
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _say(message: str) -> None:

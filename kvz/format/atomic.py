@@ -94,21 +94,37 @@ def _open_nameless(folder: Path) -> int | None:
 
 def _publish(file: BinaryIO, name: str | None, path: Path, overwrite: bool) -> None:
     """Give the finished file its name; without `overwrite`, an existing one is never replaced, even in a race."""
-    if name is None:
-        if not overwrite:
-            _link(file, path)
-            return
-        name = str(path.parent / f".kvz-{secrets.token_hex(8)}.tmp")
-        _link(file, Path(name))
-    else:
+    if name is not None:
         os.chmod(name, 0o666 & ~_umask())
-    if not overwrite and path.exists():
-        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
-    try:
+    if not overwrite:
+        _name_new(file, name, path)
+        return
+    if name is not None:
         os.replace(name, path)
-    except OSError:
-        os.unlink(name)
+        return
+    passing = path.parent / f".kvz-{secrets.token_hex(8)}.tmp"
+    try:
+        _link(file, passing)
+        os.replace(passing, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(passing)
         raise
+
+
+def _name_new(file: BinaryIO, name: str | None, path: Path) -> None:
+    """Name a finished file `path`, which must not exist. A hard link is refused if it does; a rename would replace."""
+    if name is None:
+        _link(file, path)
+        return
+    try:
+        os.link(name, path)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without hard links
+        if path.exists():
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from None
+        os.replace(name, path)
 
 
 def _link(file: BinaryIO, path: Path) -> None:

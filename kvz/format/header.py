@@ -107,8 +107,8 @@ def read_header(path: Path) -> Header:
         status = path.stat()
         size = status.st_size
         if not stat.S_ISREG(status.st_mode):
-            kind = "a folder" if stat.S_ISDIR(status.st_mode) else "a pipe or device; save it to a file first"
-            raise ArchiveError(f"{path} is not a .kvz archive but {kind}")
+            kind = "a folder" if stat.S_ISDIR(status.st_mode) else "a pipe or device"
+            raise ArchiveError(f"{path} is {kind}, not a .kvz archive; give a file")
         with path.open("rb") as file:
             start = file.read(8)
             length = int.from_bytes(start, "little")

@@ -249,6 +249,12 @@ def test_an_output_that_is_the_document(compress: Run, text_file: Path) -> None:
     assert text_file.read_bytes() == text
 
 
+def test_a_document_that_is_not_there_and_an_output_that_is(compress: Run, tmp_path: Path, out: Path) -> None:
+    (out / "a.kvz").write_bytes(b"old")
+    compress(tmp_path / "missing.txt", "-f").failed("no such document", "missing.txt")
+    assert (out / "a.kvz").read_bytes() == b"old"
+
+
 @pytest.mark.parametrize("name", ["", "  "])
 def test_an_empty_output_name(compress: Run, text_file: Path, name: str) -> None:
     compress(text_file, "-o", name).failed("-o", status=2)

@@ -64,7 +64,7 @@ def test_what_is_no_archive(run: Run, command: str, tmp_path: Path, archive: Pat
     (tmp_path / "empty.kvz").touch()
     (tmp_path / "half.kvz").write_bytes(archive.read_bytes()[:600])
     run(command, tmp_path / "missing.kvz").failed("no such archive")
-    run(command, tmp_path).failed("is a folder")
+    run(command, tmp_path).failed("a folder")
     run(command, tmp_path / "empty.kvz").failed("not a .kvz archive")
     run(command, tmp_path / "half.kvz").failed("truncated")
     run(command).failed("ARCHIVE", status=2)
@@ -78,7 +78,7 @@ def test_a_pipe_that_nobody_writes_to_is_refused_at_once(tmp_path: Path) -> None
     finally:
         process.kill()
         outcome = finish(process)
-    outcome.failed(str(tmp_path / "pipe"))
+    outcome.failed(str(tmp_path / "pipe"), "pipe or device")
 
 
 def test_a_newer_version_asks_for_a_newer_kvz(run: Run, archive: Path, tmp_path: Path) -> None:

@@ -119,6 +119,39 @@ def test_a_file_that_appears_meanwhile_is_not_replaced(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("either_way")
+def test_a_file_that_appears_at_the_last_moment_is_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.kvz"
+
+    def after_theirs(publish: Callable[..., None]) -> Callable[..., None]:
+        def late(source: Any, target: Any, **options: Any) -> None:
+            if Path(target) == path:
+                path.write_bytes(b"theirs")
+            publish(source, target, **options)
+
+        return late
+
+    monkeypatch.setattr(os, "replace", after_theirs(os.replace))
+    monkeypatch.setattr(os, "link", after_theirs(os.link))
+    with pytest.raises(OutputError, match="exists"):
+        write(path, False, lambda: None)
+    assert path.read_bytes() == b"theirs"
+    assert names(tmp_path) == ["a.kvz"]
+
+
+@pytest.mark.usefixtures("either_way")
+def test_an_interrupt_at_the_last_moment_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(source: Any, target: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write(tmp_path / "a.kvz", True, lambda: None)
+    assert names(tmp_path) == []
+
+
+@pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_a_name_that_cannot_be_given_leaves_nothing(tmp_path: Path, overwrite: bool) -> None:
     path = tmp_path / "a.kvz"
