@@ -12,7 +12,7 @@ from torch import Tensor
 from kvz.cache.ragged import RaggedCache
 from kvz.decode.sampling import Sampling
 from kvz.decode.session import MAX_NEW_TOKENS, Answer, Session
-from kvz.errors import ArchiveError, ArchiveMismatch, CorruptArchive
+from kvz.errors import ArchiveError, ArchiveMismatch, CorruptArchive, ModelError
 from kvz.format.manifest import Manifest
 from kvz.format.reader import open_archive
 from kvz.format.tensors import read_cache
@@ -94,10 +94,15 @@ def model_of(
     progress: Progress | None = None,
 ) -> LanguageModel:
     """Load the model an archive was made with, or `name` in its place, in the archive's own dtype."""
-    info = manifest.model
-    if name is None:
-        name = f"{info.id}@{info.revision}" if info.revision else info.id
-    return load_model(name, device, info.dtype, (progress or Progress()).say)
+    info, say = manifest.model, (progress or Progress()).say
+    if name is not None:
+        return load_model(name, device, info.dtype, say)
+    try:
+        return load_model(f"{info.id}@{info.revision}" if info.revision else info.id, device, info.dtype, say)
+    except ModelError as error:
+        raise ModelError(
+            f"the archive was made with {info.id}; {error}; say with -m where that model is now"
+        ) from error
 
 
 def check_model(manifest: Manifest, model: LanguageModel) -> None:

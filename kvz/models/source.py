@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable
@@ -73,7 +74,23 @@ def _checked(folder: Path) -> Path:
         raise ModelError(f"{folder} has no config.json, so it is not a model folder; {hint}")
     if not any(folder.glob("*.safetensors")):
         raise ModelError(f"{folder} has no *.safetensors weights (pickled weights are never loaded)")
+    if not _is_whole(folder):
+        raise ModelError(f"{folder} lacks some of the weights that its index lists; copy or fetch it again")
     return folder
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether a folder has all weights that its index lists: an interrupted download does not."""
+    index = folder / "model.safetensors.index.json"
+    if not (folder / "config.json").is_file():
+        return False
+    if not index.is_file():
+        return any(folder.glob("*.safetensors"))
+    try:
+        shards = set(json.loads(index.read_text())["weight_map"].values())
+        return all((folder / shard).is_file() for shard in shards)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return False
 
 
 def _from_hub(name: str, say: Callable[[str], None]) -> ModelSource:
@@ -84,7 +101,7 @@ def _from_hub(name: str, say: Callable[[str], None]) -> ModelSource:
     try:
         try:
             folder = snapshot_download(repo, revision=revision or None, local_files_only=True)
-            if any(Path(folder).glob("*.safetensors")):
+            if _is_whole(Path(folder)):
                 return ModelSource(repo, Path(folder).name, _checked(Path(folder)))
         except LocalEntryNotFoundError:
             pass
