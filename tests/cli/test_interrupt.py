@@ -104,17 +104,31 @@ def test_a_signal_while_answering(archive: Path) -> None:
     assert outcome.err == "kvz: interrupted\n"
 
 
-CUT_AN_IMPORT_SHORT = """
-import os, sys, time
+INTERRUPT = "os.kill(os.getpid(), int(path)); time.sleep(10)"
+WAYS = {
+    "raised": INTERRUPT,
+    "raised inside exec": f"exec({INTERRUPT!r})",
+    "turned into another error": f"""
+    try:
+        {INTERRUPT}
+    except KeyboardInterrupt as error:
+        raise ModuleNotFoundError("half a module") from error
+    """,
+    "swallowed, and another error follows": f"""
+    try:
+        {INTERRUPT}
+    except KeyboardInterrupt:
+        pass
+    raise RecursionError("half a module")
+    """,
+}
+INSPECT = """
+import os, time
 import kvz.cli.inspect
 from kvz.cli.main import main
 
 def open_archive(path):
-    try:
-        os.kill(os.getpid(), int(path))
-        time.sleep(10)
-    except KeyboardInterrupt as error:
-        raise ModuleNotFoundError("half a module") from error
+    {}
 
 kvz.cli.inspect.open_archive = open_archive
 main()
@@ -122,9 +136,18 @@ main()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_that_a_library_turns_into_an_error_of_its_own(number: signal.Signals) -> None:
-    command = [sys.executable, "-c", CUT_AN_IMPORT_SHORT, "inspect", str(int(number))]
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
+def test_a_signal_whatever_a_library_makes_of_it(tmp_path: Path, number: signal.Signals, way: str) -> None:
+    """An import that is cut short does all of this."""
+    (tmp_path / "inspect_and_interrupt.py").write_text(INSPECT.format(way))
+    command = [sys.executable, "-m", "inspect_and_interrupt", "inspect", str(int(number))]
     result = subprocess.run(
-        command, capture_output=True, text=True, timeout=60, check=False, preexec_fn=react_to_interrupts
+        command,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**ENVIRONMENT, "PYTHONPATH": str(tmp_path)},
+        preexec_fn=react_to_interrupts,
     )
     assert (result.returncode, result.stdout, result.stderr) == (130, "", "kvz: interrupted\n")
