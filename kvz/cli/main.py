@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -48,13 +49,26 @@ def make_app() -> typer.Typer:
 
 def main() -> NoReturn:
     """Entry point of the `kvz` script."""
-    signal.signal(signal.SIGTERM, _interrupt)
-    status = run(sys.argv[1:])
+    received: list[int] = []
+
+    def interrupt(number: int, frame: object) -> NoReturn:
+        received.append(number)
+        raise KeyboardInterrupt
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, interrupt)
+    status = run(sys.argv[1:], lambda: bool(received))
+    if status == _INTERRUPTED:
+        os._exit(status)  # left to itself, Python may end by killing itself with the signal
     sys.exit(status)
 
 
-def run(arguments: list[str]) -> int:
-    """Run one command line and return its exit status."""
+def run(arguments: list[str], interrupted: Callable[[], bool] = lambda: False) -> int:
+    """Run one command line and return its exit status.
+
+    `interrupted` says whether a signal has come: a library may swallow its exception and fail with another one later.
+    """
     arguments, debug = _take_debug(arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character still shows the others
@@ -65,7 +79,7 @@ def run(arguments: list[str]) -> int:
     except BaseException as error:
         if debug:
             traceback.print_exc()
-        return _explain(error)
+        return _explain(KeyboardInterrupt() if interrupted() else error)
     status = result if isinstance(result, int) else 0
     if status == _INTERRUPTED:  # what newer releases of typer make of Ctrl-C
         _say("interrupted")
@@ -153,10 +167,6 @@ def _silence_stdout() -> None:
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stdout.fileno())
     os.close(null)
-
-
-def _interrupt(number: int, frame: object) -> NoReturn:
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

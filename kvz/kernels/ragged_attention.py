@@ -1,61 +1,99 @@
-"""Attention over ragged heads: every KV head has its own number of pairs, stored flat, head after head."""
+"""Attention over ragged heads: every KV head has its own number of pairs, stored flat, head after head.
+
+How a layer's heads are cut into parts is planned once and used for every token: views of the stored pairs, and where
+each part's result goes. A step then runs one dense kernel a part and one merge a layer, and copies no pair.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from kvz.kernels.attention import attention
+from kvz.kernels.merge import merge_stacked
 
-__all__ = ["parts_needed", "ragged_attention"]
+__all__ = ["RaggedPlan", "plan_ragged", "ragged_attention"]
 
 _ROWS_PER_BLOCK = 32  # torch's CPU kernel spreads a head over threads by blocks of this many rows or more
 _MIN_SPLIT = 256  # below this many pairs a second thread costs more than it saves
 
 
-def parts_needed(device: torch.device, rows: int) -> int:
-    """How many parts `ragged_attention` may write for `rows` query rows a head: splits plus one remainder."""
-    return _splits(device, rows) + 1
+@dataclass(frozen=True)
+class Segment:
+    """Pairs of one head, cut into P equal parts: `keys, values [P,1,N,D]`, views of the stored ones."""
+
+    head: int
+    keys: Tensor
+    values: Tensor
 
 
-def ragged_attention(
-    query: Tensor, keys: Tensor, values: Tensor, bounds: Sequence[int], scale: float, outs: Tensor, lses: Tensor
-) -> None:
-    """Attention of `query [H,R,D]` over flat `keys, values [sum,D]`, head h owning rows bounds[h]:bounds[h+1].
+@dataclass(frozen=True)
+class RaggedPlan:
+    """How one layer is attended. `order [H,P+1]` says which results belong to a head: its parts, then the tail's.
 
-    Writes into `outs [H,P,R,D]` and `lses [H,P,R]` (float32, zeroed and -inf where nothing is written), P at least
-    `parts_needed`. With few rows and a CPU, a head's pairs are split over the threads, since there is nothing else to
-    split; nothing is copied, and no head waits for a longer one's padding.
+    Results are numbered part by part, segment by segment, then the tail of each head; the number after all of them is
+    that of a part that does not exist.
+    """
+
+    segments: tuple[Segment, ...]
+    order: Tensor
+
+
+def plan_ragged(keys: Tensor, values: Tensor, bounds: Sequence[int], rows: int) -> RaggedPlan:
+    """Plan attention of `rows` query rows a head over flat `keys, values [sum,D]`; head h owns bounds[h]:bounds[h+1].
+
+    With few rows on a CPU a head's pairs are split over the threads, since there is nothing else to split.
+    """
+    wanted = torch.get_num_threads() if keys.device.type == "cpu" and rows <= _ROWS_PER_BLOCK else 1
+    segments: list[Segment] = []
+    numbers: list[list[int]] = []
+    count = 0
+    for head, (first, last) in enumerate(pairwise(bounds)):
+        splits = wanted if last - first >= wanted * _MIN_SPLIT else 1
+        own = _segments(head, keys, values, first, last, splits)
+        parts = sum(segment.keys.shape[0] for segment in own)
+        numbers.append(list(range(count, count + parts)))
+        count += parts
+        segments += own
+    heads, most = len(numbers), max(map(len, numbers))
+    nothing = count + heads
+    order = [own + [nothing] * (most - len(own)) + [count + head] for head, own in enumerate(numbers)]
+    return RaggedPlan(tuple(segments), torch.tensor(order, device=keys.device))
+
+
+def ragged_attention(query: Tensor, plan: RaggedPlan, scale: float, tail: tuple[Tensor, Tensor]) -> Tensor:
+    """Attention of `query [H,R,D]` over a planned layer and a tail, merged: `[H,R,D]` float32.
+
+    `tail` is the attention over everything else: output `[H,R,D]` and log-sum-exp `[H,R]`.
     """
     heads, rows, dim = query.shape
-    wanted = _splits(query.device, rows)
-    for head in range(heads):
-        first, last = bounds[head], bounds[head + 1]
-        count = last - first
-        splits = wanted if count >= wanted * _MIN_SPLIT else 1
-        share = count // splits
-        main = first + splits * share
-        if share:
-            out, lse = attention(
-                query[head].expand(splits, 1, rows, dim),
-                keys[first:main].view(splits, 1, share, dim),
-                values[first:main].view(splits, 1, share, dim),
-                scale,
-            )
-            outs[head, :splits] = out[:, 0]
-            lses[head, :splits] = lse[:, 0]
-        if main < last:
-            out, lse = attention(
-                query[head].view(1, 1, rows, dim),
-                keys[main:last].view(1, 1, last - main, dim),
-                values[main:last].view(1, 1, last - main, dim),
-                scale,
-            )
-            outs[head, splits] = out[0, 0]
-            lses[head, splits] = lse[0, 0]
+    of_head = query.view(heads, 1, 1, rows, dim).unbind(0)
+    outs, lses = [], []
+    for segment in plan.segments:
+        wide = of_head[segment.head].expand(segment.keys.shape[0], -1, -1, -1)
+        out, lse = attention(wide, segment.keys, segment.values, scale)
+        outs.append(out)
+        lses.append(lse)
+    outs += [tail[0].unsqueeze(1), query.new_zeros(1, 1, rows, dim)]
+    lses += [tail[1].unsqueeze(1), tail[1].new_full((1, 1, rows), float("-inf"))]
+    flat = plan.order.view(-1)
+    shape = plan.order.shape
+    all_outs = torch.cat(outs).index_select(0, flat).view(*shape, rows, dim)
+    all_lses = torch.cat(lses).index_select(0, flat).view(*shape, rows)
+    return merge_stacked(all_outs, all_lses)
 
 
-def _splits(device: torch.device, rows: int) -> int:
-    return torch.get_num_threads() if device.type == "cpu" and rows <= _ROWS_PER_BLOCK else 1
+def _segments(head: int, keys: Tensor, values: Tensor, first: int, last: int, splits: int) -> list[Segment]:
+    """Equal parts of rows first:last, and what does not divide as a segment of its own."""
+    share = (last - first) // splits
+    middle = first + splits * share
+    cuts = [(first, middle, splits), (middle, last, 1)]
+    return [
+        Segment(head, keys[a:b].view(parts, 1, -1, keys.shape[1]), values[a:b].view(parts, 1, -1, keys.shape[1]))
+        for a, b, parts in cuts
+        if b > a
+    ]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from kvz.kernels.attention import attention, grouped_attention, plain_attention
 from kvz.kernels.kvzip_score import column_max
 from kvz.kernels.merge import merge_parts, merge_stacked
-from kvz.kernels.ragged_attention import parts_needed, ragged_attention
+from kvz.kernels.ragged_attention import plan_ragged, ragged_attention
 from tests.reference import attention64
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
@@ -57,7 +57,7 @@ def test_merged_parts_are_attention_over_all_keys():
 
 @settings(max_examples=40, deadline=None)
 @given(
-    lengths=st.lists(st.sampled_from([1, 2, 15, 16, 17, 255, 511, 513, 1000]), min_size=1, max_size=5),
+    lengths=st.lists(st.sampled_from([0, 1, 2, 15, 16, 17, 255, 511, 513, 1000]), min_size=1, max_size=5),
     rows=st.sampled_from([1, 3, 7, 40]),
     dim=st.sampled_from([16, 64, 80]),
 )
@@ -67,13 +67,15 @@ def test_ragged_heads(lengths, rows, dim):
     for length in lengths:
         bounds.append(bounds[-1] + length)
     q, k, v = torch.randn(heads, rows, dim), torch.randn(bounds[-1], dim), torch.randn(bounds[-1], dim)
-    parts = parts_needed(q.device, rows)
-    outs, lses = torch.zeros(heads, parts, rows, dim), torch.full((heads, parts, rows), float("-inf"))
-    ragged_attention(q, k, v, bounds, dim**-0.5, outs, lses)
-    got = merge_stacked(outs, lses)
+    tail_k, tail_v = torch.randn(heads, 5, dim), torch.randn(heads, 5, dim)
+    tail = attention(q[None], tail_k[None], tail_v[None], dim**-0.5)
+    plan = plan_ragged(k, v, bounds, rows)
+    assert all(segment.keys.data_ptr() - k.data_ptr() < k.nbytes for segment in plan.segments)
+    got = ragged_attention(q, plan, dim**-0.5, (tail[0][0], tail[1][0]))
     for head in range(heads):
         part = slice(bounds[head], bounds[head + 1])
-        want, _ = attention64(q[head], k[part], v[part], dim**-0.5)
+        keys, values = torch.cat([k[part], tail_k[head]]), torch.cat([v[part], tail_v[head]])
+        want, _ = attention64(q[head], keys, values, dim**-0.5)
         torch.testing.assert_close(got[head].double(), want, atol=5e-6, rtol=0)
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from kvz.cache.ragged import RaggedCache
 from kvz.cache.tail import Tail
 from kvz.kernels.attention import grouped_attention
-from kvz.kernels.merge import merge_parts, merge_stacked
-from kvz.kernels.ragged_attention import parts_needed, ragged_attention
+from kvz.kernels.merge import merge_parts
+from kvz.kernels.ragged_attention import RaggedPlan, plan_ragged, ragged_attention
 
 __all__ = ["DensePolicy"]
 
@@ -20,21 +19,25 @@ class DensePolicy:
     def __init__(self, cache: RaggedCache, tail: Tail) -> None:
         self._cache = cache
         self._tail = tail
+        self._plans: dict[tuple[int, int], RaggedPlan] = {}
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """Attention of n new tokens over archive and tail: `query [1,Hq,n,D]`, `key, value [1,H,n,D]`."""
         heads, n, dim = key.shape[1:]
         grouped = query.reshape(heads, -1, n, dim)
-        rows = grouped.shape[1] * n
-        parts = parts_needed(query.device, rows)
-        outs = torch.zeros(heads, parts + 1, rows, dim, device=query.device)
-        lses = torch.full((heads, parts + 1, rows), float("-inf"), device=query.device)
-        pruned = self._cache.layers[layer]
-        flat = grouped.reshape(heads, rows, dim)
-        ragged_attention(flat, pruned.keys, pruned.values, pruned.bounds, scale, outs[:, :parts], lses[:, :parts])
-        outs[:, parts], lses[:, parts] = self._over_tail(layer, grouped, key, value, scale)
-        out = merge_stacked(outs, lses).to(query.dtype)
-        return out.view(1, -1, n, dim).transpose(1, 2)
+        tail = self._over_tail(layer, grouped, key, value, scale)
+        flat = grouped.reshape(heads, -1, dim)
+        out = ragged_attention(flat, self._plan(layer, flat.shape[1]), scale, tail)
+        return out.to(query.dtype).view(1, -1, n, dim).transpose(1, 2)
+
+    def _plan(self, layer: int, rows: int) -> RaggedPlan:
+        """The plan for so many query rows a head; a decode step, which has one row a query head, makes it once."""
+        plan = self._plans.get((layer, rows))
+        if plan is None:
+            pruned = self._cache.layers[layer]
+            plan = plan_ragged(pruned.keys, pruned.values, pruned.bounds, rows)
+            self._plans[layer, rows] = plan
+        return plan
 
     def _over_tail(
         self, layer: int, grouped: Tensor, key: Tensor, value: Tensor, scale: float
