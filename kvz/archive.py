@@ -11,20 +11,22 @@ from torch import Tensor
 
 from kvz.cache.ragged import RaggedCache
 from kvz.decode.sampling import Sampling
-from kvz.decode.session import MAX_NEW_TOKENS, Answer, Session
-from kvz.errors import ArchiveError, ArchiveMismatch, CorruptArchive, ModelError
+from kvz.decode.session import Answer, Session
+from kvz.defaults import MAX_NEW_TOKENS
+from kvz.errors import ArchiveMismatch, CorruptArchive, ModelError
 from kvz.format.manifest import Manifest
 from kvz.format.reader import open_archive
 from kvz.format.tensors import read_cache
 from kvz.format.writer import write_archive
-from kvz.models.language_model import LanguageModel, load_model
+from kvz.models.identity import ModelIdentity, identify_model
+from kvz.models.language_model import LanguageModel, load_weights
 from kvz.progress import Progress
 from kvz.prompt import Seam
 
-__all__ = ["Archive", "check_model", "load"]
+__all__ = ["Archive", "check_identity", "identity_of", "load", "model_of", "seam_of"]
 
 
-@dataclass
+@dataclass(eq=False)
 class Archive:
     """A compressed document. Made by `kvz.compress` or `kvz.load`.
 
@@ -56,22 +58,22 @@ class Archive:
 
         Raises ArchiveMismatch if the archive was not made with that model.
         """
-        if model is not None and model is not self._model:
-            self._model, self._session = model, None
-        if self._model is None:
-            self._model = model_of(self.manifest)
-        if self._session is None:
-            check_model(self.manifest, self._model)
-            self._session = Session(self._model, self.cache, seam_of(self.manifest))
+        chosen = model or self._model or model_of(self.manifest)
+        if self._session is None or chosen is not self._model:
+            check_dtype(self.manifest, chosen)
+            check_identity(self.manifest, chosen.identity)
+            session = Session(chosen, self.cache, seam_of(self.manifest))
+            self._model, self._session = chosen, session
         return self._session
 
     def save(self, path: str | Path, overwrite: bool = False, progress: Progress | None = None) -> int:
         """Write a `.kvz` file, atomically; returns its size in bytes. Raises OutputError."""
         progress = progress or Progress()
         progress.start("write", self.cache.nbytes, "B")
-        size = write_archive(Path(path), self.manifest, self.cache, self.token_ids, overwrite, progress.advance)
-        progress.finish()
-        return size
+        try:
+            return write_archive(Path(path), self.manifest, self.cache, self.token_ids, overwrite, progress.advance)
+        finally:
+            progress.finish()
 
 
 def load(path: str | Path, verify: bool = True) -> Archive:
@@ -93,39 +95,58 @@ def model_of(
     device: str = "auto",
     progress: Progress | None = None,
 ) -> LanguageModel:
-    """Load the model an archive was made with, or `name` in its place, in the archive's own dtype."""
+    """Load the model an archive was made with, or `name` in its place, in the archive's own dtype.
+
+    It is compared with the archive before its weights are loaded: raises ArchiveMismatch, ModelError.
+    """
+    identity = identity_of(manifest, name, progress)
+    check_identity(manifest, identity)
+    return load_weights(identity, device, manifest.model.dtype)
+
+
+def identity_of(manifest: Manifest, name: str | None, progress: Progress | None = None) -> ModelIdentity:
+    """The identity of `name`, or of the model that the manifest names."""
     info, say = manifest.model, (progress or Progress()).say
     if name is not None:
-        return load_model(name, device, info.dtype, say)
+        return identify_model(name, say)
     try:
-        return load_model(f"{info.id}@{info.revision}" if info.revision else info.id, device, info.dtype, say)
+        return identify_model(f"{info.id}@{info.revision}" if info.revision else info.id, say)
     except ModelError as error:
         raise ModelError(
             f"the archive was made with {info.id}; {error}; say with -m where that model is now"
         ) from error
 
 
-def check_model(manifest: Manifest, model: LanguageModel) -> None:
-    """Raise ArchiveMismatch, naming what differs, unless `model` is the one the archive was made with."""
-    ours, theirs = model.fingerprints, manifest
-    differing = []
-    if ours.model != theirs.model.fingerprint:
-        same_kind = model.architecture == theirs.model.architecture
-        differing.append("the weights" if same_kind else f"the model ({model.architecture})")
-    if ours.tokenizer != theirs.tokenizer.fingerprint:
-        differing.append("the tokenizer")
-    if ours.template != theirs.tokenizer.template_fingerprint:
-        differing.append("the chat template")
-    if str(model.dtype).removeprefix("torch.") != theirs.model.dtype:
-        raise ArchiveError(f"the archive holds {theirs.model.dtype}, the model was loaded as {model.dtype}; match them")
-    if [(layer.kv_heads, layer.head_dim) for layer in theirs.model.layers] != model.geometry.shapes:
-        differing.append("the layers' geometry")
-    if any(i >= model.vocabulary_size for i in theirs.prompt.question.after_ids):
-        raise CorruptArchive("the manifest's question ids are outside the model's vocabulary; the archive is damaged")
-    if differing:
+def check_identity(manifest: Manifest, model: ModelIdentity) -> None:
+    """Raise ArchiveMismatch, naming what differs, unless `model` is the one the archive was made with.
+
+    Raises CorruptArchive if the manifest asks for ids that the model does not have.
+    """
+    theirs, ours = manifest, model.fingerprints
+    same_kind = model.architecture == theirs.model.architecture
+    geometry = [(layer.kv_heads, layer.head_dim) for layer in theirs.model.layers]
+    checks = {
+        "the weights" if same_kind else f"the architecture ({model.architecture})": ours.model
+        != theirs.model.fingerprint,
+        "the tokenizer": ours.tokenizer != theirs.tokenizer.fingerprint,
+        "the chat template": ours.template != theirs.tokenizer.template_fingerprint,
+        "the layers' geometry": geometry != model.geometry.shapes,
+    }
+    if differing := [name for name, differs in checks.items() if differs]:
         raise ArchiveMismatch(
             f"this archive was made with {theirs.model.id} ({theirs.model.architecture}); "
             f"{' and '.join(differing)} of {model.source.id} differ: ask with the model it was made with (-m)"
+        )
+    if any(i >= model.vocabulary_size for i in theirs.prompt.question.after_ids):
+        raise CorruptArchive("the manifest's question ids are outside the model's vocabulary; the archive is damaged")
+
+
+def check_dtype(manifest: Manifest, model: LanguageModel) -> None:
+    """Raise ArchiveMismatch unless the model computes in the dtype of the archive's pairs."""
+    if model.dtype_name != manifest.model.dtype:
+        raise ArchiveMismatch(
+            f"the archive holds {manifest.model.dtype} pairs and the model was loaded in {model.dtype_name}; "
+            f"load it with dtype='{manifest.model.dtype}'"
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from torch import Tensor
 from kvz.archive import Archive
 from kvz.cache.ragged import evict
 from kvz.documents import Document, document_from_text, read_document
-from kvz.errors import DocumentError, UsageError
+from kvz.errors import DocumentError, ModelError, UsageError
 from kvz.format.manifest import (
     CompressionInfo,
     CreatorInfo,
@@ -26,15 +27,16 @@ from kvz.format.manifest import (
 from kvz.models.language_model import LanguageModel, load_model
 from kvz.models.prefill import prefill
 from kvz.progress import Progress, Timings
-from kvz.prompt import TRUNCATIONS, Frame, make_frame, truncate_ids
-from kvz.scoring.budget import ALLOCATIONS, Budget, select
+from kvz.prompt import Frame, check_part, make_frame, truncate_ids
+from kvz.scoring.budget import Budget, find_allocation, select
 from kvz.scoring.kvzip import KVzip
 from kvz.scoring.method import Context, ScoringMethod
 from kvz.scoring.registry import make_method
 from kvz.version import __version__
 
-__all__ = ["Recipe", "check_recipe", "compress", "compress_document"]
+__all__ = ["Recipe", "compress", "compress_document"]
 
+_LIKE_A_PATH = re.compile(r"^\S*/\S*$|\.[A-Za-z]\w{0,4}$")
 _RESERVE = 512  # positions that --truncate leaves for question and answer, at most an eighth of the model's
 
 
@@ -48,6 +50,12 @@ class Recipe:
     system: str | None = None
     truncate: str | None = None
     include_text: bool = True
+
+    def __post_init__(self) -> None:
+        """Raise UsageError for an allocation or truncation that does not exist."""
+        find_allocation(self.allocation)
+        if self.truncate is not None:
+            check_part(self.truncate)
 
 
 def compress(
@@ -74,20 +82,22 @@ def compress(
     progress = progress or Progress()
     source = _document(document)
     recipe = Recipe(
-        budget=Budget(0.3 if ratio is None and budget is None else ratio, budget),
+        budget=Budget.of_options(ratio, budget),
         method=make_method(method),
         allocation=allocation,
         system=system,
         truncate=truncate,
         include_text=include_text,
     )
-    loaded = model if isinstance(model, LanguageModel) else load_model(model, device, dtype, progress.say)
-    return compress_document(source, loaded, recipe, progress)
+    if not isinstance(model, LanguageModel):
+        model = load_model(model, device, dtype, progress.say)
+    elif (device, dtype) != ("auto", "auto"):
+        raise UsageError("device and dtype are those of the loaded model; give them to load_model")
+    return compress_document(source, model, recipe, progress)
 
 
 def compress_document(source: Document, model: LanguageModel, recipe: Recipe, progress: Progress) -> Archive:
     """`compress` with everything decided. The full cache is freed layer by layer as its survivors are copied out."""
-    check_recipe(recipe)
     timings = Timings()
     frame = make_frame(model.tokenizer, model.end_ids, recipe.system)
     ids, dropped = _context_ids(source, model, frame, recipe.truncate)
@@ -109,21 +119,13 @@ def compress_document(source: Document, model: LanguageModel, recipe: Recipe, pr
     return Archive(manifest, cache, token_ids, timings.seconds, model)
 
 
-def check_recipe(recipe: Recipe) -> None:
-    """Raise UsageError for an allocation or truncation that does not exist, before any work is done."""
-    if recipe.allocation not in ALLOCATIONS:
-        raise UsageError(f"no allocation '{recipe.allocation}'; there are: {', '.join(ALLOCATIONS)}")
-    if recipe.truncate is not None and recipe.truncate not in TRUNCATIONS:
-        raise UsageError(f"cannot truncate the '{recipe.truncate}'; give one of {', '.join(TRUNCATIONS)}")
-
-
 def _document(document: str | Path) -> Document:
     if isinstance(document, Path):
         return read_document(document)
     one_line = "\n" not in document and 0 < len(document) < 1024
     if one_line and _is_file(document):
         return read_document(document)
-    if one_line and " " not in document and ("/" in document or Path(document).suffix):
+    if one_line and _LIKE_A_PATH.search(document):
         raise DocumentError(f"no such document: {document} (to compress these very characters, add a line break)")
     return document_from_text(document)
 
@@ -137,41 +139,48 @@ def _is_file(name: str) -> bool:
 
 def _context_ids(source: Document, model: LanguageModel, frame: Frame, truncate: str | None) -> tuple[list[int], int]:
     """Ids of the document, cut if asked for, and how many were left out. Raises DocumentError if they do not fit."""
-    ids = model.tokenizer.encode_plain(source.text)
     positions = model.geometry.max_positions
     around = len(frame.prefix_ids) + len(frame.seam.after_ids)
-    if truncate is not None:
-        limit = positions - around - min(_RESERVE, positions // 8)
-        if limit < 1:
-            raise DocumentError(
-                f"the model has {positions} positions and {around} go to the chat template and system text"
-            )
-        cut = truncate_ids(ids, limit, truncate)
-        return cut, len(ids) - len(cut)
-    if len(ids) + around >= positions:
-        raise DocumentError(
-            f"the document is {len(ids)} tokens and the model has {positions} positions ({around} go to the chat "
-            "template); give a shorter one, --truncate head|middle|tail, or a model with a longer context"
-        )
-    return ids, 0
+    room = positions - around - 1  # one position for a question
+    longest = max(map(len, model.tokenizer.vocabulary))
+    if truncate is None and len(source.text) // longest > room:  # known without encoding a huge text
+        raise _too_long(f"at least {len(source.text) // longest}", positions, around)
+    try:
+        ids = model.tokenizer.encode_plain(source.text)
+    except ModelError as error:
+        raise DocumentError(f"the document cannot be encoded: {error}") from error
+    if len(ids) <= room:
+        return ids, 0
+    limit = room + 1 - min(_RESERVE, positions // 8)
+    if truncate is None or limit < 1:
+        raise _too_long(str(len(ids)), positions, around)
+    return truncate_ids(ids, limit, truncate), len(ids) - limit
+
+
+def _too_long(tokens: str, positions: int, around: int) -> DocumentError:
+    return DocumentError(
+        f"the document is {tokens} tokens and the model has {positions} positions ({around} go to the chat template "
+        "and system text); give a shorter one, --truncate head|middle|tail, or a model with a longer context"
+    )
 
 
 def _manifest(
     source: Document, model: LanguageModel, recipe: Recipe, frame: Frame, tokens: int, dropped: int, kept: Tensor
 ) -> Manifest:
     counts = tuple(tuple(row) for row in kept.sum(2).tolist())
+    prints = model.identity.fingerprints
     return Manifest(
         model=ModelInfo(
             id=model.source.id,
             revision=model.source.revision,
-            architecture=model.architecture,
-            fingerprint=model.fingerprints.model,
-            dtype=str(model.dtype).removeprefix("torch."),
+            architecture=model.identity.architecture,
+            fingerprint=prints.model,
+            dtype=model.dtype_name,
             query_heads=model.geometry.query_heads,
             max_positions=model.geometry.max_positions,
             layers=tuple(LayerInfo("full", heads, dim) for heads, dim in model.geometry.shapes),
         ),
-        tokenizer=TokenizerInfo(model.fingerprints.tokenizer, model.fingerprints.template),
+        tokenizer=TokenizerInfo(prints.tokenizer, prints.template),
         prompt=PromptInfo(
             frame=frame.kind,
             prefix_tokens=len(frame.prefix_ids),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,18 +38,28 @@ def read_document(path: str | Path) -> Document:
     Raises DocumentError if there is no such file, or if it is empty, blank, binary or not UTF-8.
     """
     if str(path) == "-":
-        if sys.stdin is None:
-            raise DocumentError("standard input is closed; give a file")
-        return _parse(sys.stdin.buffer.read(), "-")
+        return _read_stdin()
     path = Path(path)
     try:
-        if path.is_dir():
+        kind = path.stat().st_mode
+        if stat.S_ISDIR(kind):
             raise DocumentError(f"{path} is a folder; give a text file, or - for standard input")
+        if stat.S_ISCHR(kind) or stat.S_ISBLK(kind):
+            raise DocumentError(f"{path} is a device; give a text file, or - for standard input")
         return _parse(path.read_bytes(), os.fsencode(path.name).decode(errors="replace"), str(path))
     except FileNotFoundError:
         raise DocumentError(f"no such document: {path}") from None
     except (OSError, ValueError) as error:
         raise DocumentError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+
+
+def _read_stdin() -> Document:
+    if sys.stdin is None:
+        raise DocumentError("standard input is closed; give a file")
+    try:
+        return _parse(sys.stdin.buffer.read(), "-")
+    except OSError as error:
+        raise DocumentError(f"cannot read standard input: {error.strerror or error}") from error
 
 
 def document_from_text(text: str, name: str = "text") -> Document:

@@ -7,6 +7,7 @@
     ├── ModelError              the model cannot be found or loaded
     │   └── UnsupportedModel    the architecture or a kind of layer is not one kvz can store
     ├── ScoringError            scores are not numbers
+    ├── DecodeError             logits are not numbers
     ├── ArchiveError            the archive cannot be read
     │   ├── CorruptArchive      truncated, a flipped byte, sizes that cannot be
     │   ├── ArchiveVersion      written by a newer major version
@@ -23,6 +24,7 @@ __all__ = [
     "ArchiveMismatch",
     "ArchiveVersion",
     "CorruptArchive",
+    "DecodeError",
     "DocumentError",
     "KvzError",
     "ModelError",
@@ -64,6 +66,10 @@ class UnsupportedModel(ModelError):
 
 class ScoringError(KvzError):
     """Scores came out as NaN or infinite."""
+
+
+class DecodeError(KvzError):
+    """The model's logits came out as NaN."""
 
 
 class ArchiveError(KvzError):

@@ -1,8 +1,8 @@
 """The seam between document and question: chat template -> context prefix, question suffix.
 
 The template is rendered once, around marks that stand for the document and the question, and cut at the marks. Only
-the template's own pieces may hold control tokens; document and question are always plain text. Ids are fixed piece by
-piece and joined as ids, so no token ever forms across a seam.
+the template's own pieces may hold control tokens; document, question and system text are always plain text. Ids are
+fixed piece by piece and joined as ids, so no token ever forms across a seam.
 """
 
 from __future__ import annotations
@@ -13,14 +13,24 @@ from dataclasses import dataclass
 from kvz.errors import ModelError, QuestionError, UsageError
 from kvz.models.tokenizer import Tokenizer
 
-__all__ = ["TRUNCATIONS", "Frame", "Seam", "make_frame", "question_ids", "repeat_ids", "truncate_ids"]
+__all__ = [
+    "Frame",
+    "Seam",
+    "check_part",
+    "is_text",
+    "make_frame",
+    "question_ids",
+    "repeat_ids",
+    "truncate_ids",
+]
 
 _DOCUMENT, _QUESTION, _ANSWER = "@@kvz:document@@", "@@kvz:question@@", "@@kvz:answer@@"
+_SYSTEM = "@@kvz:system@@"
 _FIRST_INSTRUCTION = "\n\nRepeat the previous context exactly."
 _LATER_INSTRUCTION = "\n\nRepeat the part of the previous context exactly, starting with "
 _OVERLAP = 8  # tokens of the previous chunk that a later instruction quotes
 
-TRUNCATIONS = ("head", "middle", "tail")
+_TRUNCATIONS = ("head", "middle", "tail")
 
 
 @dataclass(frozen=True)
@@ -44,7 +54,6 @@ class Frame:
     kind: str
     prefix_ids: tuple[int, ...]
     seam: Seam
-    system: str | None
 
 
 def make_frame(tokenizer: Tokenizer, end_ids: frozenset[int], system: str | None = None) -> Frame:
@@ -57,20 +66,18 @@ def make_frame(tokenizer: Tokenizer, end_ids: frozenset[int], system: str | None
         raise UsageError("the system text is not valid text (it holds bytes that are not UTF-8)")
     if tokenizer.template is None:
         return _plain_frame(tokenizer, end_ids, system)
-    head = [] if system is None else [{"role": "system", "content": system}]
     question = {"role": "user", "content": f"{_DOCUMENT}\n\n{_QUESTION}"}
-    text = _render(tokenizer, [*head, question], add_generation_prompt=True, system=system)
+    answer = {"role": "assistant", "content": _ANSWER}
+    if system is None:
+        text = _render(tokenizer, [question], add_generation_prompt=True)
+    else:
+        text = _render_with_system(tokenizer, question)
     prefix, before, after = _cut(text, _DOCUMENT, _QUESTION)
-    if system and system.strip() not in prefix:
-        raise UsageError("the model's chat template ignores system text; leave --system out")
-    answered = _render(
-        tokenizer, [*head, question, {"role": "assistant", "content": _ANSWER}], add_generation_prompt=False
-    )
-    _, end = _cut(answered, _ANSWER)
+    _, end = _cut(_render(tokenizer, [question, answer], add_generation_prompt=False), _ANSWER)
     turn_end = next((i for i in tokenizer.encode_template(end) if i in tokenizer.control_ids), None)
     stops = end_ids if turn_end is None else end_ids | {turn_end}
     seam = Seam(before, tuple(tokenizer.encode_template(after)), tuple(sorted(stops)))
-    return Frame("chat", tuple(tokenizer.encode_template(prefix)), seam, system)
+    return Frame("chat", tuple(_prefix_ids(tokenizer, prefix, system)), seam)
 
 
 def question_ids(tokenizer: Tokenizer, seam: Seam, question: str) -> list[int]:
@@ -80,7 +87,10 @@ def question_ids(tokenizer: Tokenizer, seam: Seam, question: str) -> list[int]:
         raise QuestionError("the question is empty")
     if not is_text(text):
         raise QuestionError("the question is not valid text (it holds bytes that are not UTF-8)")
-    return tokenizer.encode_plain(seam.before + text) + list(seam.after_ids)
+    try:
+        return tokenizer.encode_plain(seam.before + text) + list(seam.after_ids)
+    except ModelError as error:
+        raise QuestionError(f"the question cannot be asked: {error}") from error
 
 
 def is_text(text: str) -> bool:
@@ -103,8 +113,7 @@ def repeat_ids(tokenizer: Tokenizer, seam: Seam, context: Sequence[int], start: 
 
 def truncate_ids(ids: Sequence[int], limit: int, part: str) -> list[int]:
     """`ids` cut to `limit` by leaving out their head, middle or tail."""
-    if part not in TRUNCATIONS:
-        raise UsageError(f"cannot truncate the '{part}'; give one of {', '.join(TRUNCATIONS)}")
+    check_part(part)
     if len(ids) <= limit:
         return list(ids)
     if part == "head":
@@ -115,6 +124,12 @@ def truncate_ids(ids: Sequence[int], limit: int, part: str) -> list[int]:
     return [*ids[:first], *ids[len(ids) - (limit - first) :]]
 
 
+def check_part(part: str) -> None:
+    """Raise UsageError unless `part` is one that can be left out."""
+    if part not in _TRUNCATIONS:
+        raise UsageError(f"cannot truncate the '{part}'; give one of {', '.join(_TRUNCATIONS)}")
+
+
 def _plain_frame(tokenizer: Tokenizer, end_ids: frozenset[int], system: str | None) -> Frame:
     prefix = tokenizer.begin_ids + (tokenizer.encode_plain(f"{system}\n\n") if system else [])
     seam = Seam(
@@ -123,17 +138,32 @@ def _plain_frame(tokenizer: Tokenizer, end_ids: frozenset[int], system: str | No
         stop_ids=tuple(sorted(end_ids)),
         stop_texts=("\n\n", "\nQuestion:"),
     )
-    return Frame("plain", tuple(prefix), seam, system)
+    return Frame("plain", tuple(prefix), seam)
 
 
-def _render(
-    tokenizer: Tokenizer, messages: list[dict[str, str]], add_generation_prompt: bool, system: str | None = None
-) -> str:
+def _prefix_ids(tokenizer: Tokenizer, prefix: str, system: str | None) -> list[int]:
+    """Ids of the template's text before the document, the system text in its place as plain text."""
+    if system is None:
+        return tokenizer.encode_template(prefix)
+    head, _, rest = prefix.partition(_SYSTEM)
+    return [*tokenizer.encode_template(head), *tokenizer.encode_plain(system), *tokenizer.encode_template(rest)]
+
+
+def _render_with_system(tokenizer: Tokenizer, question: dict[str, str]) -> str:
+    messages = [{"role": "system", "content": _SYSTEM}, question]
+    try:
+        text = tokenizer.render(messages, add_generation_prompt=True)
+    except Exception as error:
+        raise UsageError(f"the model's chat template takes no system text ({error}); leave --system out") from error
+    if text.partition(_DOCUMENT)[0].count(_SYSTEM) != 1:
+        raise UsageError("the model's chat template ignores system text; leave --system out")
+    return text
+
+
+def _render(tokenizer: Tokenizer, messages: list[dict[str, str]], add_generation_prompt: bool) -> str:
     try:
         return tokenizer.render(messages, add_generation_prompt)
     except Exception as error:
-        if system is not None:
-            raise UsageError(f"the model's chat template takes no system text ({error}); leave --system out") from error
         raise ModelError(f"the model's chat template cannot be rendered: {error}") from error
 
 

@@ -22,9 +22,11 @@ from torch import Tensor
 from kvz.archive import Archive, load, seam_of
 from kvz.bench.machine import describe_machine, read_bandwidth
 from kvz.cache.tail import Tail
+from kvz.cli.console import emit, note
 from kvz.compression import Recipe, compress_document
 from kvz.decode.policies.dense import DensePolicy
 from kvz.documents import document_from_text
+from kvz.errors import UsageError
 from kvz.models.baseline import TransformersBaseline
 from kvz.models.language_model import LanguageModel, load_model
 from kvz.progress import Progress
@@ -100,14 +102,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     result = measure(options.model, options.dtype, options.tokens, options.ratio, options.new)
     for line in report(result):
-        print(line)
+        emit(line)
     if options.json:
         options.json.write_text(json.dumps(result, indent=1) + "\n")
 
 
 def measure(model_name: str | None, dtype: str, tokens: int, ratio: float, new: int) -> dict[str, Any]:
     """All numbers of one run."""
-    model = load_model(model_name, "cpu", dtype, print)
+    model = load_model(model_name, "cpu", dtype, note)
     bandwidth = read_bandwidth()
     baseline = TransformersBaseline(model.source.folder, model.dtype, model.device)
     _warm_up(model, baseline)
@@ -198,6 +200,8 @@ def _compress(model: LanguageModel, tokens: int, ratio: float) -> tuple[Archive,
 def _text_of(model: LanguageModel, tokens: int) -> str:
     """Text of `tokens` tokens (a few more or less) from the example documents, repeated if they are too short."""
     folder = Path(__file__).parents[2] / "examples"
+    if not any(folder.glob("*.txt")):
+        raise UsageError(f"no example documents in {folder}; run scripts/bench in a clone of the repository")
     text = "\n\n".join(path.read_text() for path in sorted(folder.glob("*.txt")))
     ids = model.tokenizer.encode_plain(text)
     while len(ids) < tokens:

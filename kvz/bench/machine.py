@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
+from importlib.metadata import version
 
 import torch
 
@@ -23,11 +24,9 @@ def read_bandwidth(nbytes: int = 1 << 29, repeats: int = 5) -> float:
 
 def describe_machine() -> str:
     """Processor, threads and versions, in one line."""
-    import transformers
-
     return (
         f"{_processor()}, {torch.get_num_threads()} threads; Python {platform.python_version()}, "
-        f"torch {torch.__version__}, transformers {transformers.__version__}"
+        f"torch {torch.__version__}, transformers {version('transformers')}"
     )
 
 

@@ -14,7 +14,7 @@ from kvz.cache.full import FullCache
 __all__ = ["RaggedCache", "RaggedLayer", "evict"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RaggedLayer:
     """One layer's surviving pairs.
 
@@ -47,7 +47,7 @@ class RaggedLayer:
         return RaggedLayer(*(t.to(device) for t in (self.keys, self.values, self.offsets, self.positions)))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RaggedCache:
     """All layers, and `logical_length`: the tokens prefilled, evicted or not; a question starts at that position."""
 

@@ -33,8 +33,9 @@ class Tail:
 
     @property
     def nbytes(self) -> int:
-        """Bytes allocated."""
-        return sum(t.numel() * t.element_size() for t in (*self._keys, *self._values))
+        """Bytes of the pairs held, at the current length."""
+        held = (*self._keys, *self._values)
+        return sum(t.shape[0] * t.shape[1] * self.length * t.shape[3] * t.element_size() for t in held)
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Store `key, value [B,H,n,D]` after the current length; returns views of all pairs, `[B,H,length+n,D]`."""

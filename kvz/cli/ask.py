@@ -9,6 +9,7 @@ import typer
 from kvz.cli import console
 from kvz.cli.options import ArchivePath, DeviceOption, JsonOption, ModelOption, QuietOption
 from kvz.cli.questions import Question, read_questions
+from kvz.defaults import MAX_NEW_TOKENS
 from kvz.errors import QuestionError
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ def ask(
         typer.Option("--questions", metavar="FILE", help="Questions from a file, - for stdin: lines, or JSONL."),
     ] = None,
     model: ModelOption = None,
-    max_new_tokens: Annotated[int, typer.Option(metavar="N", help="Longest answer, in tokens.")] = 256,
+    max_new_tokens: Annotated[int, typer.Option(metavar="N", help="Longest answer, in tokens.")] = MAX_NEW_TOKENS,
     temperature: Annotated[float, typer.Option(help="0 is greedy; above it, answers are sampled.")] = 0.0,
     top_p: Annotated[Optional[float], typer.Option(help="Sample from this share of probability.")] = None,  # noqa: UP045
     top_k: Annotated[Optional[int], typer.Option(help="Sample from the K likeliest tokens.")] = None,  # noqa: UP045
@@ -48,11 +49,9 @@ def ask(
     from kvz.archive import load, model_of
     from kvz.decode.sampling import Sampling
     from kvz.decode.session import check_max_new_tokens
-    from kvz.format.reader import open_archive
 
     sampling = Sampling(temperature, top_p, top_k, seed)
     check_max_new_tokens(max_new_tokens)
-    open_archive(archive)  # a bad file is refused before the model is loaded
     loaded = load(archive, verify=not no_verify)
     progress = console.terminal_progress(quiet)
     session = loaded.session(model_of(loaded.manifest, model, device, progress))
@@ -129,7 +128,7 @@ def _as_json(question: Question, answer: Answer) -> dict[str, Any]:
 
 
 def _statistics(answer: Answer) -> str:
-    rate = f", then {1 / answer.token_seconds:.0f} tokens/s" if answer.token_seconds else ""
+    rate = f", then {1 / answer.token_seconds:.1f} tokens/s" if answer.token_seconds else ""
     cut = {"end": "", "length": " (cut: --max-new-tokens)", "full": " (cut: no position left)"}[answer.stop]
     return (
         f"  {answer.new_tokens} tokens{cut}, first after {console.seconds(answer.first_token_seconds)}{rate}; "

@@ -63,21 +63,18 @@ def compress(
     target = _target(document, output, as_json)
     from kvz.scoring.budget import Budget
 
-    if ratio is not None and budget is not None:
-        raise UsageError("give either -r or --budget, not both")
-    limits = Budget(0.3 if ratio is None and budget is None else ratio, budget)
+    limits = Budget.of_options(ratio, budget)
     from kvz.documents import read_document
     from kvz.format.atomic import check_target
 
     source = read_document(document)
     if target is not None:
         check_target(target, overwrite=force)
-    from kvz.compression import Recipe, check_recipe, compress_document
+    from kvz.compression import Recipe, compress_document
     from kvz.models.language_model import load_model
     from kvz.scoring.registry import make_method
 
     recipe = Recipe(limits, make_method(method), allocation, system, truncate, not omit_text)
-    check_recipe(recipe)
     progress = console.terminal_progress(quiet)
     try:
         began = time.perf_counter()
@@ -86,10 +83,10 @@ def compress(
         archive = compress_document(source, loaded, recipe, progress)
         began = time.perf_counter()
         written = _write(archive, target, force, progress)
-        archive.seconds.update(write=time.perf_counter() - began)
+        write_seconds = time.perf_counter() - began
     finally:
         progress.finish()
-    summary = _summary(archive, target, written, {"load": load_seconds, **archive.seconds})
+    summary = _summary(archive, target, written, {"load": load_seconds, **archive.seconds, "write": write_seconds})
     if as_json:
         console.emit_json(summary)
     if not quiet:
@@ -143,9 +140,8 @@ def _write(archive: Archive, target: Path | None, force: bool, progress: Any) ->
 def _summary(archive: Archive, target: Path | None, written: int, phases: dict[str, float]) -> dict[str, Any]:
     manifest = archive.manifest
     info, prompt = manifest.compression, manifest.prompt
-    layers = manifest.model.layers
-    pair_bytes = archive.cache.layers[0].keys.element_size() * 2
-    full = sum(layer.kv_heads * layer.head_dim for layer in layers) * manifest.logical_length * pair_bytes
+    itemsize = archive.cache.layers[0].keys.element_size()
+    full = sum(2 * x.kv_heads * x.head_dim for x in manifest.model.layers) * manifest.logical_length * itemsize
     return {
         "archive": "-" if target is None else str(target),
         "document": manifest.source.name,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import sys
 from typing import Any
@@ -24,32 +25,34 @@ __all__ = [
 
 
 def emit(text: str, end: str = "\n") -> None:
-    """Write an answer, or a piece of one, to stdout at once; never wrapped, never styled."""
+    """Write an answer, or a piece of one, to stdout at once; never wrapped, never styled, harmless to a terminal."""
     if sys.stdout is None:
         raise OutputError("standard output is closed")
-    sys.stdout.write(text + end)
+    shown = printable(text, "\n\t") if sys.stdout.isatty() else text
+    sys.stdout.write(shown + end)
     sys.stdout.flush()
 
 
 def emit_json(value: dict[str, Any]) -> None:
     """One JSON object on one line of stdout."""
     text = json.dumps(value, ensure_ascii=False)
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     try:
-        text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
-    except UnicodeEncodeError:
-        text = json.dumps(value)
-    emit(text)
+        plain = codecs.lookup(encoding).name == "utf-8" and bool(text.encode())
+    except (UnicodeEncodeError, LookupError):
+        plain = False
+    emit(text if plain else json.dumps(value))
 
 
-def printable(text: str) -> str:
-    """`text` with control characters spelled out, so that a file's strings cannot steer a terminal."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+def printable(text: str, keep: str = "") -> str:
+    """`text` with control characters spelled out, but for those in `keep`: no string may steer a terminal."""
+    return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)
 
 
 def note(message: str) -> None:
     """A line on stderr, if there is one."""
     if sys.stderr is not None:
-        sys.stderr.write(message.encode(errors="backslashreplace").decode() + "\n")
+        sys.stderr.write(printable(message, "\n\t") + "\n")
         sys.stderr.flush()
 
 

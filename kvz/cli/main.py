@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import signal
 import sys
 import traceback
@@ -28,6 +29,7 @@ from kvz.version import __version__
 __all__ = ["main", "make_app", "run"]
 
 _INTERRUPTED = 130
+_OUT_OF_MEMORY = re.compile("OutOfMemoryError|can't allocate memory")  # torch's own, on a GPU and on a CPU
 _USAGE_ERROR: Any = typer.BadParameter.__mro__[1]  # typer does not export the class that its usage errors share
 
 
@@ -134,8 +136,8 @@ def _explain(error: BaseException) -> int:
         _silence_stdout()
         _say(f"cannot write to standard output, or a file went away: {error}")
         return 1
-    if isinstance(error, MemoryError):
-        _say("out of memory; give a shorter document or a smaller model")
+    if isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(f"{type(error).__name__} {error}"):
+        _say("out of memory; give a shorter document, a smaller model, or another --device")
         return 1
     _say(f"unexpected {type(error).__name__}: {' '.join(str(error).split())[:300]} (--debug shows where)")
     return 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -57,7 +58,19 @@ def _hub() -> list[dict[str, Any]]:
         repos = [repo for repo in scan_cache_dir().repos if repo.repo_type == "model"]
     except (CacheNotFound, OSError):
         return []
-    return [_row(repo.repo_id, "hub", Path(repo.repo_path), True) for repo in sorted(repos, key=lambda r: r.repo_id)]
+    usable = [repo for repo in repos if any(_usable(Path(r.snapshot_path)) for r in repo.revisions)]
+    return [_row(repo.repo_id, "hub", Path(repo.repo_path), True) for repo in sorted(usable, key=lambda r: r.repo_id)]
+
+
+def _usable(snapshot: Path) -> bool:
+    """Whether a snapshot is whole and of an architecture that kvz knows."""
+    from kvz.models.families import FAMILIES
+    from kvz.models.weights import is_whole
+
+    try:
+        return is_whole(snapshot) and json.loads((snapshot / "config.json").read_text())["model_type"] in FAMILIES
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def _row(model: str, kind: str, folder: Path, cached: bool) -> dict[str, Any]:

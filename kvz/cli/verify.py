@@ -7,7 +7,7 @@ from typing import Annotated, Optional
 import typer
 
 from kvz.cli import console
-from kvz.cli.options import ArchivePath, DeviceOption, JsonOption, QuietOption
+from kvz.cli.options import ArchivePath, JsonOption, QuietOption
 from kvz.format.reader import open_archive
 
 __all__ = ["verify"]
@@ -19,7 +19,6 @@ def verify(
         Optional[str],  # noqa: UP045
         typer.Option("--model", "-m", metavar="MODEL", help="Also compare the fingerprints of this model."),
     ] = None,
-    device: DeviceOption = "auto",
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -41,9 +40,9 @@ def verify(
 
     read_cache(opened, torch.device("cpu"))
     if model is not None:
-        from kvz.archive import check_model, model_of
+        from kvz.archive import check_identity, identity_of
 
-        check_model(opened.manifest, model_of(opened.manifest, model, device, progress))
+        check_identity(opened.manifest, identity_of(opened.manifest, model, progress))
     tensors = len(opened.header.tensors)
     if as_json:
         console.emit_json({"archive": archive, "ok": True, "tensors": tensors, "bytes": checked, "model": model})

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvz.errors import UsageError
+from kvz.errors import DecodeError, UsageError
 
 __all__ = ["Sampler", "Sampling"]
 
@@ -47,11 +47,15 @@ class Sampler:
             self._generator.manual_seed(sampling.seed)
 
     def choose(self, logits: Tensor) -> int:
-        """The next token's id for `logits [vocabulary]` float32."""
+        """The next token's id for `logits [vocabulary]` float32; raises DecodeError if they are not numbers."""
         settings = self._sampling
+        best = int(logits.argmax())  # NaN counts as largest
+        if torch.isnan(logits[best]):
+            raise DecodeError("the model's logits are NaN; compress again with --dtype float32")
         if settings.temperature == 0:
-            return int(logits.argmax())
-        kept = _top_p(_top_k(logits.cpu() / settings.temperature, settings.top_k), settings.top_p)
+            return best
+        scaled = (logits - logits[best]).cpu() / settings.temperature
+        kept = _top_p(_top_k(scaled, settings.top_k), settings.top_p)
         return int(torch.multinomial(torch.softmax(kept, -1), 1, generator=self._generator))
 
 

@@ -13,13 +13,13 @@ from kvz.cache.tail import Tail
 from kvz.decode.policies.dense import DensePolicy
 from kvz.decode.sampling import Sampler, Sampling
 from kvz.decode.text_stream import TextStream
+from kvz.defaults import MAX_NEW_TOKENS
 from kvz.errors import QuestionError, UsageError
 from kvz.models.language_model import LanguageModel
 from kvz.prompt import Seam, question_ids
 
-__all__ = ["MAX_NEW_TOKENS", "Answer", "Session", "check_max_new_tokens"]
+__all__ = ["Answer", "Session", "check_max_new_tokens"]
 
-MAX_NEW_TOKENS = 256
 _QUESTION_CHUNK = 1024  # tokens of a long question that go through the model at a time
 
 
@@ -28,8 +28,8 @@ class Answer:
     """An answer and what it took.
 
     `stop` is "end" (the model ended it), "length" (max_new_tokens reached) or "full" (no position left). `ids` are the
-    generated ids without the end token. Seconds are wall time: to the first token, and for each token after it (None
-    with one token). `kv_bytes` are those of archive and tail resident while answering.
+    generated ids without the end token. Seconds are wall time: from the question to the first token, and for each
+    token after it (None if there was none). `kv_bytes` are those of archive and tail when the answer was complete.
     """
 
     text: str
@@ -53,7 +53,7 @@ class Session:
     def __init__(self, model: LanguageModel, cache: RaggedCache, seam: Seam) -> None:
         """`cache` must come from `model`; `seam` is that of the archive."""
         self._model = model
-        self._cache = cache.to(model.device) if model.device.type != "cpu" else cache
+        self._cache = cache.to(model.device)
         self._seam = seam
         self._tail: Tail | None = None
 
@@ -69,17 +69,18 @@ class Session:
         Raises QuestionError if the question is empty or does not fit into the model's positions.
         """
         check_max_new_tokens(max_new_tokens)
+        began = time.perf_counter()
         ids = question_ids(self._model.tokenizer, self._seam, question)
         room = self._room_after(ids)
         limit = min(max_new_tokens, room)
         tail = self._fresh_tail(len(ids) + limit)
         run = _Run(self._model, DensePolicy(self._cache, tail), tail, self._cache.logical_length)
         text = TextStream(self._model.tokenizer, self._seam.stop_texts)
-        began = time.perf_counter()
         sampler = Sampler(sampling or Sampling())
         token = sampler.choose(run.feed(ids))
         first = time.perf_counter()
         new: list[int] = []
+        steps = 0
         stop = "length" if limit == max_new_tokens else "full"
         while True:
             if token in self._seam.stop_ids:
@@ -93,8 +94,9 @@ class Session:
             if len(new) == limit:
                 break
             token = sampler.choose(run.feed([token]))
+            steps += 1
+        last = time.perf_counter()
         stream(text.finish())
-        steps = len(new) - (stop != "end")
         return Answer(
             text=text.text.strip(),
             ids=tuple(new),
@@ -102,7 +104,7 @@ class Session:
             question_tokens=len(ids),
             stop=stop,
             first_token_seconds=first - began,
-            token_seconds=(time.perf_counter() - first) / steps if steps > 0 else None,
+            token_seconds=(last - first) / steps if steps else None,
             kv_bytes=self._cache.nbytes + tail.nbytes,
         )
 
@@ -120,6 +122,7 @@ class Session:
     def _fresh_tail(self, tokens: int) -> Tail:
         """An empty tail for `tokens` or more, kept from question to question."""
         if self._tail is None or self._tail.capacity < tokens:
+            self._tail = None  # freed before a larger one is allocated
             self._tail = Tail(self._model.geometry.shapes, tokens, self._model.dtype, self._model.device)
         self._tail.reset()
         return self._tail

@@ -83,13 +83,25 @@ def _temporary(folder: Path) -> Iterator[tuple[BinaryIO, str | None]]:
 
 
 def _open_nameless(folder: Path) -> int | None:
-    """A handle on a file without a name, or None where the system or the file system has no such thing."""
+    """A handle on a file without a name, or None where there is no such thing, or none that could be named later."""
     if not hasattr(os, "O_TMPFILE") or not os.path.isdir("/proc/self/fd"):
         return None
     try:
+        _try_naming(folder)  # so that a failure does not turn out after all the work
         return os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o666)
     except OSError:
         return None
+
+
+def _try_naming(folder: Path) -> None:
+    """Name a nameless file and remove it: one of its own, for a file once removed cannot be named again."""
+    trial = folder / f".kvz-{secrets.token_hex(8)}.tmp"
+    handle = os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o666)
+    try:
+        _link(handle, trial)
+        os.unlink(trial)
+    finally:
+        os.close(handle)
 
 
 def _publish(file: BinaryIO, name: str | None, path: Path, overwrite: bool) -> None:
@@ -104,7 +116,7 @@ def _publish(file: BinaryIO, name: str | None, path: Path, overwrite: bool) -> N
         return
     passing = path.parent / f".kvz-{secrets.token_hex(8)}.tmp"
     try:
-        _link(file, passing)
+        _link(file.fileno(), passing)
         os.replace(passing, path)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
@@ -115,7 +127,7 @@ def _publish(file: BinaryIO, name: str | None, path: Path, overwrite: bool) -> N
 def _name_new(file: BinaryIO, name: str | None, path: Path) -> None:
     """Name a finished file `path`, which must not exist. A hard link is refused if it does; a rename would replace."""
     if name is None:
-        _link(file, path)
+        _link(file.fileno(), path)
         return
     try:
         os.link(name, path)
@@ -127,11 +139,11 @@ def _name_new(file: BinaryIO, name: str | None, path: Path) -> None:
         os.replace(name, path)
 
 
-def _link(file: BinaryIO, path: Path) -> None:
+def _link(handle: int, path: Path) -> None:
     """Name a file that has none. A folder handle makes Python call linkat, which alone follows /proc's links."""
     folder = os.open("/proc/self/fd", os.O_RDONLY)
     try:
-        os.link(str(file.fileno()), path, src_dir_fd=folder, follow_symlinks=True)
+        os.link(str(handle), path, src_dir_fd=folder, follow_symlinks=True)
     finally:
         os.close(folder)
 

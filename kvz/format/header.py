@@ -8,6 +8,7 @@ Nothing here imports torch or numpy: `kvz inspect` is quick.
 from __future__ import annotations
 
 import json
+import os
 import re
 import stat
 from collections.abc import Iterable
@@ -61,12 +62,20 @@ class TensorEntry:
 
 @dataclass(frozen=True)
 class Header:
-    """A checked header: tensors by name, string metadata, where the data section starts and how long the file is."""
+    """A checked header: tensors by name, string metadata, where the data section starts, how long the file is.
+
+    `file_stamp` is the file's inode number and time of change, in nanoseconds.
+    """
 
     tensors: dict[str, TensorEntry]
     metadata: dict[str, str]
     data_start: int
     file_size: int
+    file_stamp: tuple[int, int]
+
+    def same_file(self, path: Path) -> bool:
+        """Whether `path` is still the file this header was read from."""
+        return self.file_stamp == _stamp(path.stat())
 
 
 def layout(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> list[TensorEntry]:
@@ -121,10 +130,10 @@ def read_header(path: Path) -> Header:
         raise ArchiveError(f"no such archive: {path}") from None
     except (OSError, ValueError) as error:
         raise ArchiveError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
-    return _parse(raw, path, size)
+    return _parse(raw, path, status)
 
 
-def _parse(raw: bytes, path: Path, size: int) -> Header:
+def _parse(raw: bytes, path: Path, status: os.stat_result) -> Header:
     try:
         table = json.loads(raw[8:].decode(), object_pairs_hook=_unique)
     except (ValueError, RecursionError):
@@ -142,8 +151,8 @@ def _parse(raw: bytes, path: Path, size: int) -> Header:
         _refuse(path, "is damaged: the header's checksum does not match")
     _check_version(metadata.get("kvz_version", ""), path)
     tensors = {name: _entry(path, name, spec) for name, spec in table.items()}
-    _check_cover(path, tensors, size - len(raw))
-    return Header(tensors, metadata, len(raw), size)
+    _check_cover(path, tensors, status.st_size - len(raw))
+    return Header(tensors, metadata, len(raw), status.st_size, _stamp(status))
 
 
 def _entry(path: Path, name: str, spec: Any) -> TensorEntry:
@@ -190,6 +199,10 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(table) != len(pairs):
         raise ValueError("a name occurs twice")
     return table
+
+
+def _stamp(status: os.stat_result) -> tuple[int, int]:
+    return status.st_ino, status.st_mtime_ns
 
 
 def _count(shape: Iterable[int]) -> int:

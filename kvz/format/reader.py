@@ -12,7 +12,7 @@ from pathlib import Path
 
 import xxhash
 
-from kvz.errors import CorruptArchive
+from kvz.errors import ArchiveError, CorruptArchive
 from kvz.format.header import Header, TensorEntry, read_header
 from kvz.format.manifest import Manifest, decode_manifest
 
@@ -31,6 +31,12 @@ class ArchiveFile:
 
     def verify_checksums(self) -> Iterator[int]:
         """Compare every tensor with its checksum, yielding the bytes checked so far; raises CorruptArchive."""
+        try:
+            yield from self._verify_checksums()
+        except OSError as error:
+            raise ArchiveError(f"cannot read {self.path}: {error.strerror or error}") from error
+
+    def _verify_checksums(self) -> Iterator[int]:
         checked = 0
         with self.path.open("rb") as file:
             for entry in sorted(self.header.tensors.values(), key=lambda e: e.begin):

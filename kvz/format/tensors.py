@@ -23,6 +23,8 @@ def read_cache(archive: ArchiveFile, device: torch.device) -> tuple[RaggedCache,
     manifest = archive.manifest
     try:
         with safe_open(str(archive.path), framework="pt", device="cpu") as file:
+            if not archive.header.same_file(archive.path):
+                raise CorruptArchive(f"{archive.path} was replaced while it was being read; try again")
             token_ids = file.get_tensor("token_ids") if manifest.source.text_included else None
             layers = []
             for index in range(len(manifest.model.layers)):

@@ -16,6 +16,7 @@ __all__ = ["attention", "grouped_attention", "plain_attention"]
 Kernel = Callable[[Tensor, Tensor, Tensor, float, bool], tuple[Tensor, Tensor]]
 
 _HALF = (torch.float16, torch.bfloat16)
+_BLOCK_BYTES = 64 << 20
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, scale: float, causal: bool = False) -> tuple[Tensor, Tensor]:
@@ -52,18 +53,21 @@ def grouped_attention(
 def plain_attention(
     query: Tensor, key: Tensor, value: Tensor, scale: float, causal: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """`attention` written out, in float32 (float64 stays), 256 rows at a time so that memory is bounded."""
+    """`attention` written out, in float32 (float64 stays), over blocks of rows whose scores take at most 64 MB."""
     wide = torch.float64 if query.dtype == torch.float64 else torch.float32
+    keys, values = key.to(wide).transpose(-1, -2), value.to(wide)
+    batch, heads, count, _ = key.shape
+    block = max(1, _BLOCK_BYTES // (8 * batch * heads * count))
     outs, lses = [], []
-    for start in range(0, query.shape[2], 256):
-        rows = query[:, :, start : start + 256].to(wide)
-        scores = (rows @ key.to(wide).transpose(-1, -2)) * scale
+    for start in range(0, query.shape[2], block):
+        rows = query[:, :, start : start + block].to(wide)
+        scores = (rows @ keys) * scale
         if causal:
             i = torch.arange(start, start + rows.shape[2], device=query.device)
-            j = torch.arange(key.shape[2], device=query.device)
+            j = torch.arange(count, device=query.device)
             scores = scores.masked_fill(j > i[:, None], float("-inf"))
         lses.append(torch.logsumexp(scores, -1))
-        outs.append((torch.softmax(scores, -1) @ value.to(wide)).to(query.dtype))
+        outs.append((torch.softmax(scores, -1) @ values).to(query.dtype))
     return torch.cat(outs, 2), torch.cat(lses, 2).float()
 
 
@@ -82,6 +86,11 @@ def _cuda_flash(query: Tensor, key: Tensor, value: Tensor, scale: float, causal:
 def _kernel_for(query: Tensor) -> Kernel:
     if query.device.type == "cpu" and query.dtype in (*_HALF, torch.float32):
         return _cpu_flash
-    if query.device.type == "cuda" and query.dtype in _HALF and query.shape[-1] % 8 == 0 and query.shape[-1] <= 256:
+    if query.device.type == "cuda" and query.dtype in _HALF and _cuda_flash_takes(query):
         return _cuda_flash
     return plain_attention
+
+
+def _cuda_flash_takes(query: Tensor) -> bool:
+    dim = query.shape[-1]
+    return dim % 8 == 0 and dim <= 256 and torch.cuda.get_device_capability(query.device) >= (8, 0)

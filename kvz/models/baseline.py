@@ -15,8 +15,6 @@ from kvz.models.quiet import quiet_transformers
 
 __all__ = ["TransformersBaseline"]
 
-_TIMED_SDPA = "kvz_timed_sdpa"
-
 
 class TransformersBaseline:
     """A model in transformers' default set-up (SDPA attention, DynamicCache), with a stopwatch on its parts.
@@ -29,10 +27,10 @@ class TransformersBaseline:
 
         self.attention_seconds = 0.0
         self.update_seconds = 0.0
-        self._register()
+        attention = self._register()
         with quiet_transformers():
             network = AutoModelForCausalLM.from_pretrained(
-                str(folder), dtype=dtype, attn_implementation=_TIMED_SDPA, local_files_only=True
+                str(folder), dtype=dtype, attn_implementation=attention, local_files_only=True
             )
         self._network = network.to(device).eval()
         self._cache = self._new_cache()
@@ -73,7 +71,8 @@ class TransformersBaseline:
 
         return TimedCache(config=self._network.config)
 
-    def _register(self) -> None:
+    def _register(self) -> str:
+        """A name, known to transformers, for SDPA with this object's stopwatch."""
         from transformers import AttentionInterface, AttentionMaskInterface
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
         from transformers.masking_utils import sdpa_mask
@@ -84,5 +83,7 @@ class TransformersBaseline:
             self.attention_seconds += time.perf_counter() - began
             return result
 
-        AttentionInterface.register(_TIMED_SDPA, timed)
-        AttentionMaskInterface.register(_TIMED_SDPA, sdpa_mask)
+        name = f"timed_sdpa_{id(self)}"
+        AttentionInterface.register(name, timed)
+        AttentionMaskInterface.register(name, sdpa_mask)
+        return name

@@ -14,9 +14,11 @@ FAMILIES: dict[str, str] = {
     "mistral": "Mistral",
     "qwen2": "Qwen2 and Qwen2.5",
     "qwen3": "Qwen3",
-    "smollm3": "SmolLM3",
 }
 """transformers' `model_type` -> the models meant."""
+
+
+_LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 
 
 @dataclass(frozen=True)
@@ -38,15 +40,12 @@ class Geometry:
         """(KV heads, head dimension) of each layer."""
         return list(zip(self.kv_heads, self.head_dims, strict=True))
 
-    def bytes_per_token(self, itemsize: int) -> int:
-        """Bytes of one token's pairs over all layers, with `itemsize` bytes an element."""
-        return sum(2 * h * d * itemsize for h, d in self.shapes)
-
 
 def geometry_of(config: Any) -> Geometry:
     """The geometry in a transformers config.
 
-    Raises UnsupportedModel, by name, for another architecture or for layers that are not full attention.
+    Raises UnsupportedModel, by name, for another architecture, for layers that are not full attention, and for
+    position embeddings that change with the length of the text.
     """
     kind = getattr(config, "model_type", "unknown")
     if kind not in FAMILIES:
@@ -59,6 +58,12 @@ def geometry_of(config: Any) -> Geometry:
                 f"layer {index} of this {kind} model is of kind '{layer_kind}', which kvz cannot store; "
                 "only full_attention layers can be"
             )
+    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    if rope in _LENGTH_DEPENDENT_ROPE:
+        raise UnsupportedModel(
+            f"this {kind} model has '{rope}' position embeddings, whose keys depend on the length of the whole text; "
+            "keys computed once cannot be kept"
+        )
     query_heads = config.num_attention_heads
     dim = getattr(config, "head_dim", None) or config.hidden_size // query_heads
     heads = getattr(config, "num_key_value_heads", None) or query_heads

@@ -15,6 +15,7 @@ import xxhash
 from safetensors import safe_open
 
 from kvz.models.tokenizer import Tokenizer
+from kvz.models.weights import weight_files
 
 __all__ = ["Fingerprints", "fingerprints_of"]
 
@@ -67,7 +68,7 @@ def _config_text(config: Any) -> bytes:
 def _weight_samples(folder: Path) -> list[bytes]:
     """Name, shape and 16 values from the middle of every tensor, as float32: exact copies in another dtype agree."""
     samples: dict[str, bytes] = {}
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in weight_files(folder):
         with safe_open(str(path), framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 - it is no dict
                 part = file.get_slice(name)

@@ -8,12 +8,14 @@ from __future__ import annotations
 import io
 from contextlib import redirect_stderr
 from pathlib import Path
+from typing import Any
 
 import xxhash
+from safetensors import SafetensorError
 
 from kvz.errors import ModelError
 from kvz.models.cache_folder import build_once, cache_folder
-from kvz.models.quiet import quiet_transformers
+from kvz.models.quiet import first_line, quiet_transformers
 
 __all__ = ["convert_gguf", "converted_folder"]
 
@@ -39,18 +41,18 @@ def convert_gguf(gguf: Path, folder: Path) -> None:
     import torch
     import transformers
 
-    options = {}
+    weights: dict[str, Any] = {"dtype": torch.bfloat16}
     if hasattr(transformers, "GgufConfig"):  # newer releases keep the weights packed unless told otherwise
-        options["quantization_config"] = transformers.GgufConfig(dequantize=True)
-    try:
-        with quiet_transformers(), redirect_stderr(io.StringIO()):  # a bar of its own, that no setting turns off
-            tokenizer = transformers.AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
-            model = transformers.AutoModelForCausalLM.from_pretrained(
-                str(gguf.parent), gguf_file=gguf.name, dtype=torch.bfloat16, **options
-            )
+        weights["quantization_config"] = transformers.GgufConfig(dequantize=True)
+    where = {"gguf_file": gguf.name, "trust_remote_code": False}
+    with quiet_transformers(), redirect_stderr(io.StringIO()):  # a bar of its own, that no setting turns off
+        try:
+            tokenizer = transformers.AutoTokenizer.from_pretrained(str(gguf.parent), **where)
+            model = transformers.AutoModelForCausalLM.from_pretrained(str(gguf.parent), **where, **weights)
+        except Exception as error:
+            raise ModelError(f"cannot convert {gguf}: {first_line(error)}") from error
+        try:
             model.save_pretrained(folder)
             tokenizer.save_pretrained(folder)
-    except OSError:
-        raise
-    except Exception as error:
-        raise ModelError(f"cannot convert {gguf}: {error}") from error
+        except SafetensorError as error:  # how a full disk shows
+            raise ModelError(f"cannot write the converted model to {folder}: {first_line(error)}") from error

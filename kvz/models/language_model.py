@@ -11,40 +11,50 @@ from torch import Tensor, nn
 
 from kvz.errors import ModelError, UsageError
 from kvz.models.attention import ATTENTION_NAME, PairStore, register_attention
-from kvz.models.families import Geometry, geometry_of
-from kvz.models.fingerprint import Fingerprints, fingerprints_of
-from kvz.models.quiet import quiet_transformers
-from kvz.models.source import ModelSource, find_model
+from kvz.models.families import Geometry
+from kvz.models.identity import ModelIdentity, identify_model
+from kvz.models.quiet import first_line, quiet_transformers
+from kvz.models.source import ModelSource
 from kvz.models.tokenizer import Tokenizer
 
-__all__ = ["LanguageModel", "load_model"]
+__all__ = ["LanguageModel", "load_model", "load_weights"]
 
-DTYPES: dict[str, torch.dtype] = {
+_DTYPES: dict[str, torch.dtype] = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
     "float32": torch.float32,
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LanguageModel:
-    """Weights, tokenizer, geometry and fingerprints of one model on one device."""
+    """The weights of one model on one device, in one dtype."""
 
-    source: ModelSource
+    identity: ModelIdentity
     network: nn.Module
-    tokenizer: Tokenizer
-    geometry: Geometry
-    fingerprints: Fingerprints
-    architecture: str
     end_ids: frozenset[int]
     dtype: torch.dtype
     device: torch.device
 
     @property
-    def vocabulary_size(self) -> int:
-        """Ids the model can be fed: 0 to this, exclusive."""
-        embedding = self.network.get_input_embeddings()  # type: ignore[operator]
-        return int(embedding.weight.shape[0])
+    def source(self) -> ModelSource:
+        """Where the model came from."""
+        return self.identity.source
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        return self.identity.tokenizer
+
+    @property
+    def geometry(self) -> Geometry:
+        """Shape of the KV cache."""
+        return self.identity.geometry
+
+    @property
+    def dtype_name(self) -> str:
+        """The dtype as manifests have it: bfloat16, float16 or float32."""
+        return str(self.dtype).removeprefix("torch.")
 
     @torch.inference_mode()
     def logits(self, ids: Tensor, start: int, store: PairStore) -> Tensor:
@@ -79,58 +89,46 @@ def load_model(
 ) -> LanguageModel:
     """Load a model by hub id, folder or `.gguf` file (None: the embedded default).
 
-    `device` is a torch device or "auto" (CUDA if there is one); `dtype` a name in DTYPES or "auto" (bfloat16 where the
-    device is fast at it, else float32). Raises ModelError, UnsupportedModel or UsageError.
+    `device` is a torch device or "auto" (CUDA if there is one); `dtype` is bfloat16, float16, float32 or "auto"
+    (bfloat16 where the device is fast at it, else float32). Raises ModelError, UnsupportedModel or UsageError.
     """
+    _dtype(dtype, _device(device))  # wrong usage is told before anything is fetched
+    return load_weights(identify_model(name, say), device, dtype)
+
+
+def load_weights(identity: ModelIdentity, device: str = "auto", dtype: str = "auto") -> LanguageModel:
+    """Load the weights of a model that has been identified; `device` and `dtype` as in `load_model`."""
     target = _device(device)
     kind = _dtype(dtype, target)
-    source = find_model(name, say)
-    config = _config(source)
-    geometry = geometry_of(config)
-    tokenizer = Tokenizer.load(source.folder)
-    network = _network(source, kind).to(target).eval()
-    return LanguageModel(
-        source=source,
-        network=network,
-        tokenizer=tokenizer,
-        geometry=geometry,
-        fingerprints=fingerprints_of(config, source.folder, tokenizer),
-        architecture=type(network).__name__,
-        end_ids=_end_ids(network, config, tokenizer),
-        dtype=kind,
-        device=target,
-    )
+    network = _network(identity.source, kind, target)
+    return LanguageModel(identity, network, _end_ids(network, identity), kind, target)
 
 
-def _config(source: ModelSource) -> Any:
-    from transformers import AutoConfig
-
-    try:
-        with quiet_transformers():
-            return AutoConfig.from_pretrained(str(source.folder), local_files_only=True)
-    except Exception as error:
-        raise ModelError(f"cannot read {source.folder / 'config.json'}: {_first_line(error)}") from error
-
-
-def _network(source: ModelSource, dtype: torch.dtype) -> nn.Module:
+def _network(source: ModelSource, dtype: torch.dtype, device: torch.device) -> nn.Module:
     from transformers import AutoModelForCausalLM
 
     register_attention()
     try:
         with quiet_transformers():
             network = AutoModelForCausalLM.from_pretrained(
-                str(source.folder), dtype=dtype, attn_implementation=ATTENTION_NAME, local_files_only=True
+                str(source.folder),
+                dtype=dtype,
+                attn_implementation=ATTENTION_NAME,
+                local_files_only=True,
+                trust_remote_code=False,
             )
+        placed = network.to(device).eval()
     except Exception as error:
-        raise ModelError(f"cannot load the weights in {source.folder}: {_first_line(error)}") from error
-    assert isinstance(network, nn.Module)
-    return network
+        raise ModelError(f"cannot load the weights in {source.folder}: {first_line(error)}") from error
+    assert isinstance(placed, nn.Module)
+    return placed
 
 
-def _end_ids(network: Any, config: Any, tokenizer: Tokenizer) -> frozenset[int]:
+def _end_ids(network: Any, identity: ModelIdentity) -> frozenset[int]:
     """Every id that the model's files call an end of text."""
     found: set[int] = set()
-    for value in (network.generation_config.eos_token_id, getattr(config, "eos_token_id", None), tokenizer.end_id):
+    declared = (network.generation_config, identity.config)
+    for value in (*(getattr(c, "eos_token_id", None) for c in declared), identity.tokenizer.end_id):
         found.update([] if value is None else value if isinstance(value, list) else [value])
     return frozenset(found)
 
@@ -142,16 +140,16 @@ def _device(name: str) -> torch.device:
         device = torch.device(name)
         torch.zeros(1, device=device).cpu()
     except (RuntimeError, AssertionError) as error:
-        raise UsageError(f"device '{name}' cannot be used: {_first_line(error)}") from error
+        raise UsageError(f"device '{name}' cannot be used: {first_line(error)}") from error
     return device
 
 
 def _dtype(name: str, device: torch.device) -> torch.dtype:
     if name == "auto":
         return torch.bfloat16 if _fast_bfloat16(device) else torch.float32
-    if name not in DTYPES:
-        raise UsageError(f"no dtype '{name}': give auto, {', '.join(DTYPES)}")
-    return DTYPES[name]
+    if name not in _DTYPES:
+        raise UsageError(f"no dtype '{name}': give auto, {', '.join(_DTYPES)}")
+    return _DTYPES[name]
 
 
 def _fast_bfloat16(device: torch.device) -> bool:
@@ -161,7 +159,3 @@ def _fast_bfloat16(device: torch.device) -> bool:
         probes = (getattr(torch.cpu, f"_is_{name}_supported", None) for name in ("avx512_bf16", "amx_tile"))
         return any(probe() for probe in probes if probe is not None)
     return False
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

@@ -1,11 +1,11 @@
-"""Keeping transformers' own bars and warnings off the terminal while it works for us."""
+"""Keeping transformers' own bars, warnings and long errors off the terminal while it works for us."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["quiet_transformers"]
+__all__ = ["first_line", "quiet_transformers"]
 
 
 @contextmanager
@@ -22,3 +22,8 @@ def quiet_transformers() -> Iterator[None]:
         logging.set_verbosity(level)
         if bars:
             logging.enable_progress_bar()
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, which may go on for a page."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

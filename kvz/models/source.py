@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Callable
@@ -12,11 +11,13 @@ from pathlib import Path
 from kvz.errors import ModelError
 from kvz.models.embedded import EMBEDDED_ID, embedded_folder
 from kvz.models.gguf import converted_folder
+from kvz.models.weights import check_folder, is_whole
 
 __all__ = ["ModelSource", "find_model"]
 
 _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*(@[\w./-]+)?")
-_HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
+_HUB_FILES = ["model*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
+_NOT_HUB_FILES = ["*/*"]  # subfolders hold the same weights for other programs
 
 
 @dataclass(frozen=True)
@@ -38,10 +39,10 @@ def find_model(name: str | None, say: Callable[[str], None]) -> ModelSource:
     if not name.strip():
         raise ModelError(f"the model's name is empty; leave -m out for {EMBEDDED_ID}")
     path = Path(name).expanduser()
-    if not _can_be_a_path(path):
-        raise ModelError(f"no model '{name[:100]}': that is no name a model can have")
+    if problem := _path_problem(path):
+        raise ModelError(f"no model '{name[:100]}': {problem}")
     if path.is_dir():
-        return ModelSource(str(path.resolve()), None, _checked(path.resolve()))
+        return ModelSource(str(path.resolve()), None, check_folder(path.resolve()))
     if path.suffix.lower() == ".gguf":
         if not path.is_file():
             raise ModelError(f"no such model file: {name}")
@@ -57,40 +58,17 @@ def find_model(name: str | None, say: Callable[[str], None]) -> ModelSource:
     )
 
 
-def _can_be_a_path(path: Path) -> bool:
+def _path_problem(path: Path) -> str | None:
+    """Why a path cannot even be looked at, or None; that nothing is there is no problem here."""
     try:
         os.stat(path)
-    except FileNotFoundError:
-        return True
-    except (OSError, ValueError):
-        return False
-    return True
-
-
-def _checked(folder: Path) -> Path:
-    if not (folder / "config.json").is_file():
-        ggufs = sorted(folder.glob("*.gguf"))
-        hint = f"give the file itself: {ggufs[0]}" if ggufs else "give the folder that holds it"
-        raise ModelError(f"{folder} has no config.json, so it is not a model folder; {hint}")
-    if not any(folder.glob("*.safetensors")):
-        raise ModelError(f"{folder} has no *.safetensors weights (pickled weights are never loaded)")
-    if not _is_whole(folder):
-        raise ModelError(f"{folder} lacks some of the weights that its index lists; copy or fetch it again")
-    return folder
-
-
-def _is_whole(folder: Path) -> bool:
-    """Whether a folder has all weights that its index lists: an interrupted download does not."""
-    index = folder / "model.safetensors.index.json"
-    if not (folder / "config.json").is_file():
-        return False
-    if not index.is_file():
-        return any(folder.glob("*.safetensors"))
-    try:
-        shards = set(json.loads(index.read_text())["weight_map"].values())
-        return all((folder / shard).is_file() for shard in shards)
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return False
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        return str(error.strerror)
+    except ValueError:
+        return "that is no name a model can have"
+    return None
 
 
 def _from_hub(name: str, say: Callable[[str], None]) -> ModelSource:
@@ -101,12 +79,14 @@ def _from_hub(name: str, say: Callable[[str], None]) -> ModelSource:
     try:
         try:
             folder = snapshot_download(repo, revision=revision or None, local_files_only=True)
-            if _is_whole(Path(folder)):
-                return ModelSource(repo, Path(folder).name, _checked(Path(folder)))
+            if is_whole(Path(folder)):
+                return ModelSource(repo, Path(folder).name, check_folder(Path(folder)))
         except LocalEntryNotFoundError:
             pass
         say(f"fetching {name} from the hub")
-        folder = snapshot_download(repo, revision=revision or None, allow_patterns=_HUB_FILES)
+        folder = snapshot_download(
+            repo, revision=revision or None, allow_patterns=_HUB_FILES, ignore_patterns=_NOT_HUB_FILES
+        )
     except RepositoryNotFoundError as error:
         raise ModelError(f"no model '{repo}' on the hub, or it needs a login: check the name") from error
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
@@ -114,4 +94,4 @@ def _from_hub(name: str, say: Callable[[str], None]) -> ModelSource:
         raise ModelError(f"cannot fetch '{name}' from the hub ({reason[:160]}); no network? Use -m FOLDER") from error
     except Exception as error:  # the hub's HTTP library has its own connection errors
         raise ModelError(f"cannot fetch '{name}' from the hub: {type(error).__name__}; no network?") from error
-    return ModelSource(repo, Path(folder).name, _checked(Path(folder)))
+    return ModelSource(repo, Path(folder).name, check_folder(Path(folder)))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kvz.errors import ModelError
-from kvz.models.quiet import quiet_transformers
+from kvz.models.quiet import first_line, quiet_transformers
 
 __all__ = ["Tokenizer"]
 
@@ -27,9 +27,9 @@ class Tokenizer:
 
         try:
             with quiet_transformers():
-                return cls(AutoTokenizer.from_pretrained(str(folder), local_files_only=True))
+                return cls(AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False))
         except Exception as error:
-            raise ModelError(f"cannot load the tokenizer in {folder}: {error}") from error
+            raise ModelError(f"cannot load the tokenizer in {folder}: {first_line(error)}") from error
 
     @property
     def template(self) -> str | None:

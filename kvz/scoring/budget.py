@@ -1,6 +1,6 @@
 """From scores to pairs kept: exact counts, ties broken by position, at least one pair in every head.
 
-A budget counts context pairs only: the protected prefix is kept in every head beside it (METHODS: KVzip, step 1).
+A budget counts context pairs only: the protected prefix is kept in every head beside it.
 """
 
 from __future__ import annotations
@@ -8,13 +8,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from fractions import Fraction
 
 import torch
 from torch import Tensor
 
+from kvz.defaults import RATIO
 from kvz.errors import ScoringError, UsageError
 
-__all__ = ["ALLOCATIONS", "Budget", "select"]
+__all__ = ["ALLOCATIONS", "Budget", "find_allocation", "select"]
 
 
 @dataclass(frozen=True)
@@ -35,15 +37,23 @@ class Budget:
         if self.tokens is not None and self.tokens < 1:
             raise UsageError(f"budget of {self.tokens} tokens a head keeps nothing: give 1 or more")
 
+    @classmethod
+    def of_options(cls, ratio: float | None, tokens: int | None) -> Budget:
+        """The budget a user gave, or the default ratio."""
+        return cls(RATIO if ratio is None and tokens is None else ratio, tokens)
+
     def of(self, heads: int, tokens: int) -> int:
         """Pairs to keep of `heads` heads (over any number of layers) with `tokens` context tokens each."""
         if self.ratio is not None:
-            return round(self.ratio * heads * tokens)
+            return round(Fraction(str(self.ratio)) * heads * tokens)  # exact: 0.3 is three tenths
         assert self.tokens is not None
         return heads * min(self.tokens, tokens)
 
     def __str__(self) -> str:
         return f"ratio {self.ratio:g}" if self.ratio is not None else f"budget {self.tokens}"
+
+
+Allocation = Callable[[Tensor, Budget], Tensor]
 
 
 def select(scores: Tensor, budget: Budget, allocation: str) -> Tensor:
@@ -55,9 +65,14 @@ def select(scores: Tensor, budget: Budget, allocation: str) -> Tensor:
     for layer, finite in enumerate(torch.isfinite(scores).flatten(1).all(1).tolist()):
         if not finite:
             raise ScoringError(f"layer {layer} has scores that are NaN or infinite; try --dtype float32")
-    if allocation not in ALLOCATIONS:
-        raise UsageError(f"no allocation '{allocation}'; there are: {', '.join(ALLOCATIONS)}")
-    return ALLOCATIONS[allocation](scores, budget)
+    return find_allocation(allocation)(scores, budget)
+
+
+def find_allocation(name: str) -> Allocation:
+    """The allocation called `name`; raises UsageError if there is none."""
+    if name not in ALLOCATIONS:
+        raise UsageError(f"no allocation '{name}'; there are: {', '.join(ALLOCATIONS)}")
+    return ALLOCATIONS[name]
 
 
 def nonuniform(scores: Tensor, budget: Budget) -> Tensor:
@@ -68,10 +83,11 @@ def nonuniform(scores: Tensor, budget: Budget) -> Tensor:
         raise UsageError(
             f"{budget} keeps {keep} pairs, fewer than the {layers * heads} heads; the least is {_least(length)}"
         )
-    ranked = scores.clone()
-    ranked.scatter_(2, scores.argmax(2, keepdim=True), float("inf"))
-    by_position = ranked.permute(2, 0, 1).reshape(1, -1)  # so that ties go to the earlier position, in any head
-    mask = _top(by_position, keep)
+    by_position = scores.permute(2, 0, 1).clone(
+        memory_format=torch.contiguous_format
+    )  # so that ties go to the earlier position, in any head
+    by_position.scatter_(0, by_position.argmax(0, keepdim=True), float("inf"))
+    mask = _top(by_position.view(1, -1), keep)
     return mask.view(length, layers, heads).permute(1, 2, 0).contiguous()
 
 
@@ -98,7 +114,7 @@ def _top(scores: Tensor, keep: int) -> Tensor:
     above = scores > least
     ties = scores == least
     room = keep - above.sum(1, keepdim=True)
-    return above | (ties & (ties.cumsum(1) <= room))
+    return above | (ties & (ties.cumsum(1, dtype=torch.int32) <= room))
 
 
-ALLOCATIONS: dict[str, Callable[[Tensor, Budget], Tensor]] = {"nonuniform": nonuniform, "uniform": uniform}
+ALLOCATIONS: dict[str, Allocation] = {"nonuniform": nonuniform, "uniform": uniform}

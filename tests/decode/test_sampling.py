@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvz.compression import compress
-from kvz.decode.sampling import Sampler, Sampling
-from kvz.errors import UsageError
+from kvz.decode.sampling import Sampler, Sampling, _top_p
+from kvz.errors import DecodeError, UsageError
 from tests.conftest import TEXT
 
 LOGITS = torch.tensor([0.0, 3.0, 1.0, 2.9, -5.0, 2.0])
@@ -47,10 +47,19 @@ def test_top_p_keeps_the_smallest_set_that_reaches_p(p, seed):
     logits = torch.randn(30, generator=torch.Generator().manual_seed(seed)) * 3
     probabilities = torch.softmax(logits, 0)
     order = probabilities.sort(descending=True).indices
-    size = int((probabilities[order].cumsum(0) < p - 1e-5).sum()) + 1
-    sampler = Sampler(Sampling(1.0, top_p=p, seed=seed))
-    allowed = set(order[: size + 1].tolist())
-    assert all(sampler.choose(logits) in allowed for _ in range(50))
+    kept = torch.isfinite(_top_p(logits, p))
+    count = int(kept.sum())
+    assert kept[order[:count]].all()
+    assert probabilities[kept].sum() >= p - 1e-5
+    assert count == 1 or probabilities[order[: count - 1]].sum() < p + 1e-5
+    assert kept[Sampler(Sampling(1.0, top_p=p, seed=seed)).choose(logits)]
+
+
+def test_a_tiny_temperature_is_greedy_and_nan_is_refused():
+    assert Sampler(Sampling(1e-40, seed=1)).choose(LOGITS) == 1
+    for sampling in (Sampling(), Sampling(1.0, seed=1)):
+        with pytest.raises(DecodeError, match="float32"):
+            Sampler(sampling).choose(torch.tensor([1.0, float("nan"), 3.0]))
 
 
 def test_a_seed_repeats_an_answer_whatever_was_asked_before(tiny):

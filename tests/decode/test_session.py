@@ -1,11 +1,19 @@
 from __future__ import annotations
 
-import pytest
+from dataclasses import replace
 
+import pytest
+import torch
+
+import kvz
+from kvz.archive import seam_of
 from kvz.compression import compress
-from kvz.errors import QuestionError, UsageError
+from kvz.decode.sampling import Sampling
+from kvz.decode.session import Session
+from kvz.errors import ArchiveMismatch, QuestionError, UsageError
+from kvz.models.language_model import load_model
 from tests.conftest import TEXT
-from tests.tiny import MAX_POSITIONS
+from tests.tiny import MAX_POSITIONS, make_model_folder
 
 
 def test_what_an_answer_reports(tiny):
@@ -54,3 +62,46 @@ def test_a_tail_is_kept_and_grown(tiny):
 def test_no_new_token_is_wrong_usage(tiny):
     with pytest.raises(UsageError):
         compress(TEXT, tiny, ratio=0.5).ask("Who?", 0)
+
+
+def test_a_model_that_is_refused_does_not_stick(tiny, tmp_path):
+    other = load_model(str(make_model_folder(tmp_path, seed=9)), "cpu", "float32")
+    archive = compress(TEXT, tiny, ratio=0.5)
+    before = archive.ask("Who?", 5).ids
+    with pytest.raises(ArchiveMismatch, match="the weights"):
+        archive.session(other)
+    assert archive.ask("Who?", 5).ids == before
+
+
+def test_a_model_in_another_dtype_is_refused(tiny, tiny_folder):
+    with pytest.raises(ArchiveMismatch, match="dtype='float32'"):
+        compress(TEXT, tiny, ratio=0.5).session(load_model(str(tiny_folder), "cpu", "bfloat16"))
+
+
+def test_a_stop_text_ends_the_answer_and_is_left_out(tiny):
+    """Any text an answer contains can serve as its stop text."""
+    archive = compress(TEXT, tiny, ratio=0.5)
+    sampling = Sampling(2.0, seed=3)
+    whole = archive.ask("Who?", 40, sampling)
+    text = tiny.tokenizer.decode(whole.ids)
+    stop = next(c for c in reversed(text) if c != "\ufffd")
+    seam = replace(seam_of(archive.manifest), stop_texts=(stop,))
+    pieces: list[str] = []
+    cut = Session(tiny, archive.cache, seam).ask("Who?", 40, sampling, pieces.append)
+    assert whole.new_tokens > 5
+    assert cut.stop == "end"
+    assert "".join(pieces) == text[: text.index(stop)]
+    assert cut.ids == whole.ids[: cut.new_tokens]
+
+
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+@gpu
+def test_on_a_gpu_and_back_on_the_cpu(tiny_folder, tmp_path):
+    on_gpu = load_model(str(tiny_folder), "cuda", "float32")
+    archive = compress(TEXT, on_gpu, ratio=0.5)
+    archive.save(tmp_path / "a.kvz")
+    want = archive.ask("Who?", 10).ids
+    assert kvz.load(tmp_path / "a.kvz").session(on_gpu).ask("Who?", 10).ids == want
+    assert archive.session(load_model(str(tiny_folder), "cpu", "float32")).ask("Who?", 10).ids == want

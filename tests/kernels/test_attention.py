@@ -26,7 +26,21 @@ def test_attention_and_its_lse(kernel, dtype, rows, keys, causal):
     assert out.dtype == dtype
     assert lse.dtype == torch.float32
     assert (out - want).abs().max() < TOLERANCE[dtype]
-    assert (lse - want_lse).abs().max() < 2e-5 if dtype == torch.float32 else 2e-3
+    limit = 2e-5 if dtype == torch.float32 else 2e-3
+    assert (lse - want_lse).abs().max() < limit
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_on_a_gpu(dtype, causal):
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 3, 33, 64, device="cuda").to(dtype) for _ in range(3))
+    out, lse = attention(q, k, v, 0.11, causal)
+    mask = torch.ones(33, 33, dtype=torch.bool, device="cuda").tril() if causal else None
+    want, want_lse = attention64(q, k, v, 0.11, mask)
+    assert (out - want).abs().max() < TOLERANCE[dtype]
+    assert (lse - want_lse).abs().max() < (2e-5 if dtype == torch.float32 else 2e-3)
 
 
 @pytest.mark.parametrize("group", [1, 3, 4, 8])

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from kvz.errors import ModelError, UnsupportedModel, UsageError
 from kvz.models.families import geometry_of
@@ -18,7 +19,6 @@ def test_geometry(tmp_path, family):
     model = load_model(str(make_model_folder(tmp_path, family, query_heads=4, kv_heads=2)), "cpu", "float32")
     assert model.geometry.shapes == [(2, 16)] * 3
     assert model.geometry.query_heads == 4
-    assert model.geometry.bytes_per_token(4) == 3 * 2 * 2 * 16 * 4
 
 
 def test_other_architectures_are_refused_by_name():
@@ -36,6 +36,29 @@ def test_layers_that_cannot_be_stored_are_refused_by_kind():
         geometry_of(transformers.MistralConfig(sliding_window=4096))
 
 
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_position_embeddings_that_depend_on_the_length_are_refused(kind):
+    config = transformers.LlamaConfig()
+    config.rope_parameters = {"rope_type": kind, "rope_theta": 10000.0, "factor": 2.0}
+    with pytest.raises(UnsupportedModel, match=kind):
+        geometry_of(config)
+
+
+def test_code_that_comes_with_a_model_is_neither_run_nor_offered(tmp_path, monkeypatch):
+    folder = make_model_folder(tmp_path)
+    edit_config(folder, model_type="own", auto_map={"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"})
+    (folder / "own.py").write_text("raise SystemExit('this code was run')")
+    monkeypatch.setattr("builtins.input", lambda prompt: pytest.fail("asked on stdin"))
+    with pytest.raises(ModelError):
+        load_model(str(folder), "cpu", "float32")
+
+
+def test_other_weights_in_the_folder_do_not_count(tmp_path, tiny):
+    folder = make_model_folder(tmp_path)
+    save_file({"extra": torch.ones(3)}, folder / "consolidated.safetensors")
+    assert load_model(str(folder), "cpu", "float32").identity.fingerprints == tiny.identity.fingerprints
+
+
 def edit_config(folder: Path, **changes: object) -> None:
     path = folder / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
@@ -43,30 +66,31 @@ def edit_config(folder: Path, **changes: object) -> None:
 
 def test_fingerprints_tell_models_apart_but_not_dtypes(tmp_path, tiny, tiny_folder):
     def prints_of(name: str, dtype: str = "float32", **options):
-        return load_model(str(make_model_folder(tmp_path / name, **options)), "cpu", dtype).fingerprints
+        return load_model(str(make_model_folder(tmp_path / name, **options)), "cpu", dtype).identity.fingerprints
 
-    same = load_model(str(tiny_folder), "cpu", "bfloat16").fingerprints
-    assert same == tiny.fingerprints
-    assert prints_of("same") == tiny.fingerprints
+    same = load_model(str(tiny_folder), "cpu", "bfloat16").identity.fingerprints
+    assert same == tiny.identity.fingerprints
+    assert prints_of("same") == tiny.identity.fingerprints
     weights = prints_of("weights", seed=1)
-    assert weights.model != tiny.fingerprints.model
-    assert weights.tokenizer == tiny.fingerprints.tokenizer
+    assert weights.model != tiny.identity.fingerprints.model
+    assert weights.tokenizer == tiny.identity.fingerprints.tokenizer
     template = prints_of("template", template=None)
-    assert (template.model, template.tokenizer) == (tiny.fingerprints.model, tiny.fingerprints.tokenizer)
-    assert template.template != tiny.fingerprints.template
+    assert (template.model, template.tokenizer) == (
+        tiny.identity.fingerprints.model,
+        tiny.identity.fingerprints.tokenizer,
+    )
+    assert template.template != tiny.identity.fingerprints.template
     folder = make_model_folder(tmp_path / "rope")
     edit_config(folder, rope_parameters={"rope_type": "default", "rope_theta": 12345.0})
-    assert load_model(str(folder), "cpu", "float32").fingerprints.model != tiny.fingerprints.model
+    assert load_model(str(folder), "cpu", "float32").identity.fingerprints.model != tiny.identity.fingerprints.model
 
 
 def test_one_changed_tensor_changes_the_fingerprint(tmp_path, tiny):
-    from safetensors.torch import load_file, save_file
-
     folder = make_model_folder(tmp_path)
     tensors = load_file(folder / "model.safetensors")
     tensors["model.layers.2.self_attn.k_proj.weight"] += 1e-3
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    assert load_model(str(folder), "cpu", "float32").fingerprints.model != tiny.fingerprints.model
+    assert load_model(str(folder), "cpu", "float32").identity.fingerprints.model != tiny.identity.fingerprints.model
 
 
 @pytest.mark.parametrize(("device", "dtype"), [("nonsense", "auto"), ("cuda:99", "auto"), ("cpu", "int8")])

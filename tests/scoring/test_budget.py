@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ def scores_of(shape: tuple[int, int, int], seed: int, distinct: int) -> torch.Te
 @given(shape=SHAPES, ratio=st.floats(0.01, 1), seed=st.integers(0, 99), distinct=st.sampled_from([1, 3, 1000]))
 def test_nonuniform_keeps_the_best_pairs_and_exactly_so_many(shape, ratio, seed, distinct):
     layers, heads, length = shape
-    scores, want = scores_of(shape, seed, distinct), round(ratio * layers * heads * length)
+    scores, want = scores_of(shape, seed, distinct), round(Fraction(str(ratio)) * layers * heads * length)
     if want < layers * heads:
         with pytest.raises(UsageError, match="the least is"):
             select(scores, Budget(ratio), "nonuniform")
@@ -42,7 +43,7 @@ def test_nonuniform_keeps_the_best_pairs_and_exactly_so_many(shape, ratio, seed,
 @settings(max_examples=100, deadline=None)
 @given(shape=SHAPES, ratio=st.floats(0.01, 1), seed=st.integers(0, 99), distinct=st.sampled_from([1, 3, 1000]))
 def test_uniform_keeps_the_best_pairs_of_each_head(shape, ratio, seed, distinct):
-    scores, want = scores_of(shape, seed, distinct), round(ratio * shape[2])
+    scores, want = scores_of(shape, seed, distinct), round(Fraction(str(ratio)) * shape[2])
     if not want:
         with pytest.raises(UsageError, match="the least is"):
             select(scores, Budget(ratio), "uniform")
@@ -52,6 +53,12 @@ def test_uniform_keeps_the_best_pairs_of_each_head(shape, ratio, seed, distinct)
     if want < shape[2]:
         kept = scores.masked_fill(~mask, math.inf).amin(2)
         assert (kept >= scores.masked_fill(mask, -math.inf).amax(2)).all()
+
+
+def test_the_count_is_that_of_exact_arithmetic():
+    """In floating point 0.03 * 90 * 85 is a little under 229.5."""
+    assert Budget(ratio=0.03).of(90, 85) == 230
+    assert Budget(ratio=0.3).of(90, 6500) == 175500
 
 
 def test_ties_go_to_the_earlier_position_in_any_head():

@@ -1,0 +1,5 @@
+"""`python -m kvz` is `kvz`."""
+
+from kvz.cli.main import main
+
+main()

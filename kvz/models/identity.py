@@ -1,0 +1,66 @@
+"""What a model is, without its weights: enough to tell whether an archive belongs to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from safetensors import SafetensorError
+
+from kvz.errors import ModelError
+from kvz.models.families import Geometry, geometry_of
+from kvz.models.fingerprint import Fingerprints, fingerprints_of
+from kvz.models.quiet import first_line, quiet_transformers
+from kvz.models.source import ModelSource, find_model
+from kvz.models.tokenizer import Tokenizer
+
+__all__ = ["ModelIdentity", "identify_model"]
+
+
+@dataclass(frozen=True, eq=False)
+class ModelIdentity:
+    """Where a model lies, its config, tokenizer, geometry, fingerprints, and how many ids it can be fed."""
+
+    source: ModelSource
+    config: Any
+    tokenizer: Tokenizer
+    geometry: Geometry
+    fingerprints: Fingerprints
+
+    @property
+    def architecture(self) -> str:
+        """Class name of the architecture, such as LlamaForCausalLM."""
+        names = getattr(self.config, "architectures", None)
+        return str(names[0] if names else self.config.model_type)
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Ids the model can be fed: 0 to this, exclusive."""
+        return int(self.config.vocab_size)
+
+
+def identify_model(name: str | None, say: Callable[[str], None] = lambda message: None) -> ModelIdentity:
+    """Find a model (see `find_model`) and read everything about it but its weights.
+
+    Code that comes with a model is never run. Raises ModelError or UnsupportedModel.
+    """
+    source = find_model(name, say)
+    config = _config(source)
+    geometry = geometry_of(config)
+    tokenizer = Tokenizer.load(source.folder)
+    try:
+        fingerprints = fingerprints_of(config, source.folder, tokenizer)
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"cannot load the weights in {source.folder}: {first_line(error)}") from error
+    return ModelIdentity(source, config, tokenizer, geometry, fingerprints)
+
+
+def _config(source: ModelSource) -> Any:
+    from transformers import AutoConfig
+
+    try:
+        with quiet_transformers():
+            return AutoConfig.from_pretrained(str(source.folder), local_files_only=True, trust_remote_code=False)
+    except Exception as error:
+        raise ModelError(f"cannot read {source.folder / 'config.json'}: {first_line(error)}") from error
