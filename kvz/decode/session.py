@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from kvz.cache.ragged import RaggedCache
 from kvz.cache.tail import Tail
@@ -76,35 +77,28 @@ class Session:
         tail = self._fresh_tail(len(ids) + limit)
         run = _Run(self._model, DensePolicy(self._cache, tail), tail, self._cache.logical_length)
         text = TextStream(self._model.tokenizer, self._seam.stop_texts)
-        sampler = Sampler(sampling or Sampling())
-        token = sampler.choose(run.feed(ids))
-        first = time.perf_counter()
+        tokens = run.tokens(ids, limit, Sampler(sampling or Sampling()))
+        token: int | None = next(tokens)
+        first = last = time.perf_counter()
         new: list[int] = []
-        steps = 0
         stop = "length" if limit == max_new_tokens else "full"
-        while True:
+        while token is not None:
             if token in self._seam.stop_ids:
                 stop = "end"
                 break
             new.append(token)
             stream(text.push(token))
-            if text.stopped:
-                stop = "end"
-                break
-            if len(new) == limit:
-                break
-            token = sampler.choose(run.feed([token]))
-            steps += 1
-        last = time.perf_counter()
+            token = None if text.stopped else next(tokens, None)
+            last = time.perf_counter()
         stream(text.finish())
         return Answer(
             text=text.text.strip(),
             ids=tuple(new),
             context_tokens=self._cache.logical_length,
             question_tokens=len(ids),
-            stop=stop,
+            stop="end" if text.stopped else stop,
             first_token_seconds=first - began,
-            token_seconds=(last - first) / steps if steps else None,
+            token_seconds=(last - first) / run.steps if run.steps else None,
             kv_bytes=self._cache.nbytes + tail.nbytes,
         )
 
@@ -134,21 +128,30 @@ def check_max_new_tokens(count: int) -> None:
         raise UsageError(f"max new tokens {count}: give 1 or more")
 
 
-@dataclass(frozen=True)
 class _Run:
-    """One question's way through the model."""
+    """One question's way through the model; `steps` counts the tokens fed back one by one."""
 
-    model: LanguageModel
-    policy: DensePolicy
-    tail: Tail
-    logical_length: int
+    def __init__(self, model: LanguageModel, policy: DensePolicy, tail: Tail, logical_length: int) -> None:
+        self.steps = 0
+        self._model = model
+        self._policy = policy
+        self._tail = tail
+        self._logical_length = logical_length
 
-    def feed(self, ids: list[int]) -> torch.Tensor:
+    def tokens(self, ids: list[int], limit: int, sampler: Sampler) -> Iterator[int]:
+        """At most `limit` tokens after the question `ids`, each chosen when it is asked for."""
+        logits = self._feed(ids)
+        for count in range(1, limit + 1):
+            token = sampler.choose(logits)
+            yield token
+            if count < limit:
+                self.steps += 1
+                logits = self._feed([token])
+
+    def _feed(self, ids: list[int]) -> Tensor:
         """Append tokens to the tail; logits after the last one, `[vocabulary]` float32."""
-        logits = None
         for start in range(0, len(ids), _QUESTION_CHUNK):
             part = torch.tensor(ids[start : start + _QUESTION_CHUNK])
-            logits = self.model.logits(part, self.logical_length + self.tail.length, self.policy)
-            self.tail.advance(len(part))
-        assert logits is not None
+            logits = self._model.logits(part, self._logical_length + self._tail.length, self._policy)
+            self._tail.advance(len(part))
         return logits
