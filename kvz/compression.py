@@ -28,7 +28,8 @@ from kvz.models.language_model import LanguageModel, load_model
 from kvz.models.prefill import prefill
 from kvz.progress import Progress, Timings
 from kvz.prompt import Frame, check_part, make_frame, truncate_ids
-from kvz.scoring.budget import Budget, find_allocation, select
+from kvz.scoring.allocation import Allocation, Nonuniform, make_allocation, select
+from kvz.scoring.budget import Budget
 from kvz.scoring.kvzip import KVzip
 from kvz.scoring.method import Context, ScoringMethod
 from kvz.scoring.registry import make_method
@@ -46,14 +47,13 @@ class Recipe:
 
     budget: Budget
     method: ScoringMethod = field(default_factory=KVzip)
-    allocation: str = "nonuniform"
+    allocation: Allocation = field(default_factory=Nonuniform)
     system: str | None = None
     truncate: str | None = None
     include_text: bool = True
 
     def __post_init__(self) -> None:
-        """Raise UsageError for an allocation or truncation that does not exist."""
-        find_allocation(self.allocation)
+        """Raise UsageError for a truncation that does not exist."""
         if self.truncate is not None:
             check_part(self.truncate)
 
@@ -65,6 +65,7 @@ def compress(
     budget: int | None = None,
     method: str = "kvzip",
     allocation: str = "nonuniform",
+    floor: float | None = None,
     system: str | None = None,
     truncate: str | None = None,
     include_text: bool = True,
@@ -84,7 +85,7 @@ def compress(
     recipe = Recipe(
         budget=Budget.of_options(ratio, budget),
         method=make_method(method),
-        allocation=allocation,
+        allocation=make_allocation(allocation, **({} if floor is None else {"floor": floor})),
         system=system,
         truncate=truncate,
         include_text=include_text,
@@ -199,7 +200,8 @@ def _manifest(
         compression=CompressionInfo(
             method=recipe.method.name,
             parameters=dict(recipe.method.parameters()),
-            allocation=recipe.allocation,
+            allocation=recipe.allocation.name,
+            allocation_parameters=dict(recipe.allocation.parameters()),
             ratio=recipe.budget.ratio,
             budget=recipe.budget.tokens,
             pairs_kept=int(kept.sum()),

@@ -37,10 +37,14 @@ def compress(
         typer.Option("--output", "-o", metavar="OUT", help="Archive to write, - for stdout. [default: DOC with .kvz]"),
     ] = None,
     model: ModelOption = None,
-    method: Annotated[str, typer.Option(help="Scoring method.")] = "kvzip",
+    method: Annotated[str, typer.Option(help="Scoring method: kvzip, or kvzip+ with value norms.")] = "kvzip",
     allocation: Annotated[
         str, typer.Option(help="How the budget is shared: nonuniform (best pairs anywhere) or uniform (same per head).")
     ] = "nonuniform",
+    floor: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option(metavar="ALPHA", help="Least share of a uniform budget that each head keeps (nonuniform only)."),
+    ] = None,
     system: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(metavar="TEXT", help="System text in place of the chat template's own."),
@@ -72,9 +76,11 @@ def compress(
         check_target(target, overwrite=force)
     from kvz.compression import Recipe, compress_document
     from kvz.models.language_model import load_model
+    from kvz.scoring.allocation import make_allocation
     from kvz.scoring.registry import make_method
 
-    recipe = Recipe(limits, make_method(method), allocation, system, truncate, not omit_text)
+    shares = make_allocation(allocation, **({} if floor is None else {"floor": floor}))
+    recipe = Recipe(limits, make_method(method), shares, system, truncate, not omit_text)
     progress = console.terminal_progress(quiet)
     try:
         began = time.perf_counter()

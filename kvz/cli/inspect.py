@@ -39,6 +39,7 @@ def _facts(opened: ArchiveFile) -> list[str]:
     info = m.compression
     share = f"-r {info.ratio:g}" if info.ratio is not None else f"--budget {info.budget}"
     options = " ".join(f"{key}={value}" for key, value in info.parameters.items())
+    sharing = " ".join(f"{key}={value}" for key, value in info.allocation_parameters.items())
     sizes = archive_bytes(opened.header)
     cut = f", {m.source.truncated} cut by {console.quantity(m.source.dropped_tokens)}" if m.source.truncated else ""
     rows = {
@@ -52,7 +53,7 @@ def _facts(opened: ArchiveFile) -> list[str]:
         "geometry": f"{len(m.model.layers)} layers, {m.model.query_heads} query heads, "
         f"{m.model.layers[0].kv_heads} KV heads of {m.model.layers[0].head_dim}",
         "frame": m.prompt.frame + (" with its own system text" if m.prompt.system is not None else ""),
-        "method": f"{info.method} {options} {info.allocation} {share}",
+        "method": f"{info.method} {options}, {info.allocation} {sharing} {share}",
         "kept": f"{console.quantity(info.pairs_kept)} of {console.quantity(info.pairs_total)} pairs "
         f"({100 * info.pairs_kept / info.pairs_total:.1f} %)",
         "bytes": ", ".join(f"{kind} {console.size(n)}" for kind, n in sizes.items()),

@@ -94,6 +94,7 @@ class CompressionInfo(Struct, frozen=True):
     method: str
     parameters: dict[str, Parameter]
     allocation: str
+    allocation_parameters: dict[str, Parameter]
     ratio: float | None
     budget: int | None
     pairs_kept: Count

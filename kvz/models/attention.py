@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
-__all__ = ["ATTENTION_NAME", "PairStore", "register_attention"]
+__all__ = ["ATTENTION_NAME", "PairStore", "WatchingStore", "register_attention"]
 
 ATTENTION_NAME = "kvz"
 
@@ -25,6 +25,14 @@ class PairStore(Protocol):
 
         The store sees to causality and to what lies before the new tokens.
         """
+        ...
+
+
+class WatchingStore(PairStore, Protocol):
+    """A pair store that is shown the input of each layer before the layer attends."""
+
+    def see(self, layer: int, hidden: Tensor) -> None:
+        """The hidden states that enter a layer, before its norm: `[B,n,hidden]`."""
         ...
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from kvz.errors import ModelError, UsageError
-from kvz.models.attention import ATTENTION_NAME, PairStore, register_attention
+from kvz.models.attention import ATTENTION_NAME, PairStore, WatchingStore, register_attention
 from kvz.models.families import Geometry
 from kvz.models.identity import ModelIdentity, identify_model
 from kvz.models.quiet import first_line, quiet_transformers
@@ -68,6 +68,30 @@ class LanguageModel:
         """The same pass for what it does to the store alone: the vocabulary's head is not run."""
         body: nn.Module = self.network.base_model  # type: ignore[assignment]
         body(**self._inputs(ids, start, store))
+
+    @torch.inference_mode()
+    def fill_watched(self, ids: Tensor, start: int, store: WatchingStore) -> None:
+        """`fill`, and the store is shown each layer's input before that layer attends."""
+
+        def watch(layer: int) -> Callable[..., None]:
+            def show(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+                store.see(layer, args[0] if args else kwargs["hidden_states"])
+
+            return show
+
+        body: Any = self.network.base_model
+        hooks = [m.register_forward_pre_hook(watch(i), with_kwargs=True) for i, m in enumerate(body.layers)]
+        try:
+            self.fill(ids, start, store)
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def output_projection(self, layer: int) -> Tensor:
+        """W_o of a layer, cut by query head: `[hidden, Hq, D]`, as stored."""
+        body: Any = self.network.base_model
+        weight: Tensor = body.layers[layer].self_attn.o_proj.weight
+        return weight.detach().view(weight.shape[0], self.geometry.query_heads, -1)
 
     def _inputs(self, ids: Tensor, start: int, store: PairStore) -> dict[str, Any]:
         positions = torch.arange(start, start + ids.shape[0], device=self.device)

@@ -1,4 +1,4 @@
-"""From scores to pairs kept: exact counts, ties broken by position, at least one pair in every head.
+"""How many pairs to keep.
 
 A budget counts context pairs only: the protected prefix is kept in every head beside it.
 """
@@ -6,17 +6,13 @@ A budget counts context pairs only: the protected prefix is kept in every head b
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 
-import torch
-from torch import Tensor
-
 from kvz.defaults import RATIO
-from kvz.errors import ScoringError, UsageError
+from kvz.errors import UsageError
 
-__all__ = ["ALLOCATIONS", "Budget", "find_allocation", "select"]
+__all__ = ["Budget"]
 
 
 @dataclass(frozen=True)
@@ -51,70 +47,3 @@ class Budget:
 
     def __str__(self) -> str:
         return f"ratio {self.ratio:g}" if self.ratio is not None else f"budget {self.tokens}"
-
-
-Allocation = Callable[[Tensor, Budget], Tensor]
-
-
-def select(scores: Tensor, budget: Budget, allocation: str) -> Tensor:
-    """The pairs to keep, bool `[L,H,S]`, for float32 `scores [L,H,S]`: higher is kept.
-
-    Raises ScoringError if a score is NaN or infinite, and UsageError if the budget is too small to leave every head a
-    pair, or if there is no such allocation.
-    """
-    for layer, finite in enumerate(torch.isfinite(scores).flatten(1).all(1).tolist()):
-        if not finite:
-            raise ScoringError(f"layer {layer} has scores that are NaN or infinite; try --dtype float32")
-    return find_allocation(allocation)(scores, budget)
-
-
-def find_allocation(name: str) -> Allocation:
-    """The allocation called `name`; raises UsageError if there is none."""
-    if name not in ALLOCATIONS:
-        raise UsageError(f"no allocation '{name}'; there are: {', '.join(ALLOCATIONS)}")
-    return ALLOCATIONS[name]
-
-
-def nonuniform(scores: Tensor, budget: Budget) -> Tensor:
-    """One top-k over all layers and heads, each head's best pair guaranteed (arXiv 2505.23416)."""
-    layers, heads, length = scores.shape
-    keep = budget.of(layers * heads, length)
-    if keep < layers * heads:
-        raise UsageError(
-            f"{budget} keeps {keep} pairs, fewer than the {layers * heads} heads; the least is {_least(length)}"
-        )
-    by_position = scores.permute(2, 0, 1).clone(
-        memory_format=torch.contiguous_format
-    )  # so that ties go to the earlier position, in any head
-    by_position.scatter_(0, by_position.argmax(0, keepdim=True), float("inf"))
-    mask = _top(by_position.view(1, -1), keep)
-    return mask.view(length, layers, heads).permute(1, 2, 0).contiguous()
-
-
-def uniform(scores: Tensor, budget: Budget) -> Tensor:
-    """The same number of pairs in every head, each head's best."""
-    layers, heads, length = scores.shape
-    keep = budget.of(1, length)
-    if keep < 1:
-        raise UsageError(f"{budget} keeps no pair of {length} in a head; the least is {_least(length)}")
-    return _top(scores.reshape(layers * heads, length), keep).view(layers, heads, length)
-
-
-def _least(length: int) -> str:
-    """The smallest ratio, rounded up, that keeps a pair of `length` in a head."""
-    return f"{math.ceil(1e6 / length) / 1e6:g}"
-
-
-def _top(scores: Tensor, keep: int) -> Tensor:
-    """Mask of exactly `keep` largest in each row of `scores [rows,n]`; among equals the first ones win."""
-    count = scores.shape[1]
-    if keep >= count:
-        return torch.ones_like(scores, dtype=torch.bool)
-    least = torch.kthvalue(scores, count - keep + 1, dim=1, keepdim=True).values
-    above = scores > least
-    ties = scores == least
-    room = keep - above.sum(1, keepdim=True)
-    return above | (ties & (ties.cumsum(1, dtype=torch.int32) <= room))
-
-
-ALLOCATIONS: dict[str, Allocation] = {"nonuniform": nonuniform, "uniform": uniform}

@@ -6,12 +6,14 @@ from collections.abc import Callable
 
 from kvz.errors import UsageError
 from kvz.scoring.kvzip import KVzip
+from kvz.scoring.kvzip_plus import KVzipPlus
 from kvz.scoring.method import ScoringMethod
 
 __all__ = ["METHODS", "make_method"]
 
 METHODS: dict[str, Callable[..., ScoringMethod]] = {
     "kvzip": KVzip,
+    "kvzip+": KVzipPlus,
 }
 
 

@@ -10,7 +10,8 @@ from kvz.cache.tail import Tail
 from kvz.decode.policies.dense import DensePolicy
 from kvz.models.language_model import LanguageModel, load_model
 from kvz.models.prefill import prefill
-from kvz.scoring.budget import Budget, select
+from kvz.scoring.allocation import Nonuniform, select
+from kvz.scoring.budget import Budget
 from tests.reference import MaskedStore, copy_of
 from tests.tiny import FAMILIES, make_model_folder
 
@@ -25,7 +26,7 @@ def test_physical_eviction_equals_masking(tmp_path, family, ratio, question):
     generator = torch.Generator().manual_seed(question)
     ids = torch.randint(3, 250, (PREFIX + CONTEXT + question + 6,), generator=generator)
     full = prefill(model, ids[: PREFIX + CONTEXT].tolist(), chunk=256)
-    kept = select(torch.rand(3, 2, CONTEXT, generator=generator) ** 4, Budget(ratio=ratio), "nonuniform")
+    kept = select(torch.rand(3, 2, CONTEXT, generator=generator) ** 4, Budget(ratio=ratio), Nonuniform())
     masked = MaskedStore(copy_of(full), kept, PREFIX)
     tail = Tail(model.geometry.shapes, question + 6, model.dtype, model.device)
     policy = DensePolicy(evict(full, kept, PREFIX), tail)

@@ -74,6 +74,7 @@ def make_manifest(kept: Kept, dims: Sequence[int], dtype: str, prefix: int, cont
             method="kvzip",
             parameters={"chunk": 2048},
             allocation="nonuniform",
+            allocation_parameters={"floor": 0.0},
             ratio=0.3,
             budget=None,
             pairs_kept=sum(map(sum, kept)),

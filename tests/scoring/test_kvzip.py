@@ -11,6 +11,7 @@ from kvz.models.language_model import LanguageModel, load_model
 from kvz.models.prefill import prefill
 from kvz.prompt import make_frame, repeat_ids
 from kvz.scoring.kvzip import KVzip
+from kvz.scoring.kvzip_plus import KVzipPlus
 from kvz.scoring.method import Context
 from tests.reference import eager64
 from tests.tiny import make_model_folder
@@ -23,7 +24,7 @@ def context_of(model: LanguageModel, length: int, seed: int = 0) -> Context:
     return Context(frame, tuple(ids), prefill(model, [*frame.prefix_ids, *ids]))
 
 
-def scores64(folder: Path, model: LanguageModel, context: Context, chunk: int) -> torch.Tensor:
+def scores64(folder: Path, model: LanguageModel, context: Context, chunk: int, plus: bool = False) -> torch.Tensor:
     """The definition, evaluated by transformers in float64: one forward over everything a chunk's pass attends."""
     reference = eager64(folder)
     prompt = [*context.frame.prefix_ids, *context.ids]
@@ -32,14 +33,43 @@ def scores64(folder: Path, model: LanguageModel, context: Context, chunk: int) -
     for start in range(0, len(context.ids), chunk):
         end = min(start + chunk, len(context.ids))
         repeat = repeat_ids(model.tokenizer, context.frame.seam, context.ids, start, end)
-        weights = reference(torch.tensor([prompt + repeat]), output_attentions=True, use_cache=False).attentions
-        for layer, all_heads in enumerate(weights):
+        out = reference(
+            torch.tensor([prompt + repeat]), output_attentions=True, output_hidden_states=True, use_cache=True
+        )
+        for layer, all_heads in enumerate(out.attentions):
             rows = all_heads[0, :, len(prompt) :]
             columns = rows[:, :, prefix + start : prefix + end]
             others = rows[:, :, :prefix].sum(2) + rows[:, :, len(prompt) :].sum(2)
             share = columns / (columns.sum(2) + others)[:, :, None]
+            if plus:
+                share = share * contribution(reference, out, layer, len(prompt))[:, :, prefix + start : prefix + end]
             scores[layer, :, start:end] = share.view(heads, -1, *share.shape[1:]).amax((1, 2))
     return scores
+
+
+def contribution(reference, out, layer: int, first: int) -> torch.Tensor:
+    """||W_o,g v_j|| / ||h_i|| for each query head, row i >= first and key j: `[Hq, n, N]`."""
+    cache = out.cache if hasattr(out, "cache") else out.past_key_values
+    values = cache.layers[layer].values[0]
+    weight = reference.model.layers[layer].self_attn.o_proj.weight
+    query_heads = weight.shape[1] // values.shape[-1]
+    norms = []
+    for g in range(query_heads):
+        part = weight[:, g * values.shape[-1] : (g + 1) * values.shape[-1]]
+        norms.append((values[g // (query_heads // values.shape[0])] @ part.T).norm(dim=-1))
+    rows = out.hidden_states[layer][0, first:].norm(dim=-1)
+    return torch.stack(norms)[:, None, :] / rows[None, :, None]
+
+
+@pytest.mark.parametrize(("query_heads", "kv_heads"), [(2, 2), (6, 2), (4, 1), (8, 1)])
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_kvzip_plus_equals_its_definition(tmp_path, family, query_heads, kv_heads):
+    folder = make_model_folder(tmp_path, family, query_heads=query_heads, kv_heads=kv_heads)
+    model = load_model(str(folder), "cpu", "float32")
+    context = context_of(model, 70)
+    got = KVzipPlus(32).score(model, context, lambda tokens: None)
+    torch.testing.assert_close(got.double(), scores64(folder, model, context, 32, plus=True), rtol=5e-4, atol=1e-7)
+    assert not torch.allclose(got, KVzip(32).score(model, context, lambda tokens: None))
 
 
 @pytest.mark.parametrize(("query_heads", "kv_heads"), [(2, 2), (6, 2), (4, 1), (8, 1)])
@@ -92,6 +122,7 @@ MEMORY_SCRIPT = """
 import sys, threading, psutil
 from kvz.models.language_model import load_model
 from kvz.scoring.kvzip import KVzip
+from kvz.scoring.kvzip_plus import KVzipPlus
 from tests.scoring.test_kvzip import context_of
 
 def watch():

@@ -1,0 +1,90 @@
+"""The repeat pass: a chunk of the context is repeated over the full cache, and its pairs are scored on the way.
+
+The softmax that KVzip scores with runs over [prefix | the chunk | the repeat input's own keys, causal]; attention
+itself sees the whole cache. The keys are visited in segments, so that the log-sum-exp over the score's softmax falls
+out of the attention, and nothing but the chunk's columns is computed twice. One KV head at a time keeps the extra
+memory small.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kvz.kernels.attention import grouped_attention
+from kvz.kernels.merge import merge_parts
+from kvz.scoring.method import Context
+
+__all__ = ["RepeatPass", "RepeatedChunk"]
+
+
+@dataclass(frozen=True, eq=False)
+class RepeatedChunk:
+    """Tokens start:end of a context, and where their scores go: `scores [L,H,S]`."""
+
+    context: Context
+    start: int
+    end: int
+    scores: Tensor
+
+    @property
+    def rows(self) -> slice:
+        """The chunk's rows in the full cache."""
+        return slice(self.context.prefix + self.start, self.context.prefix + self.end)
+
+    @property
+    def scored_segments(self) -> list[slice]:
+        """Cached rows inside the score's softmax: the prefix and the chunk, as one segment where they touch."""
+        return [slice(0, self.rows.stop)] if self.start == 0 else [slice(0, self.context.prefix), self.rows]
+
+    @property
+    def other_segments(self) -> list[slice]:
+        """Cached rows that are attended but stand outside the score's softmax."""
+        return [slice(self.context.prefix, self.rows.start), slice(self.rows.stop, self.context.cache.length)]
+
+
+@dataclass(frozen=True)
+class RepeatPass(ABC):
+    """Pair store of one chunk's pass: attends, and writes the chunk's scores."""
+
+    chunk: RepeatedChunk
+
+    @abstractmethod
+    def score_head(
+        self, layer: int, head: int, query: Tensor, key: Tensor, value: Tensor, lse: Tensor, scale: float
+    ) -> Tensor:
+        """Scores `[m]` float32 of one KV head's chunk, `key, value [m,D]`.
+
+        `query [G,n,D]` are the group's rows of the repeat input, `lse [G,n]` their log-sum-exp over the score's
+        softmax.
+        """
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        """Attention of the repeat input over the full cache and itself: `[1,n,Hq,D]`."""
+        heads, n, dim = key.shape[1:]
+        grouped = query.reshape(heads, -1, n, dim)
+        out = torch.empty_like(grouped)
+        keys, values = self.chunk.context.cache.layer(layer)
+        columns = self.chunk.rows
+        for head in range(heads):
+            one = slice(head, head + 1)
+            rows = grouped[one].contiguous()
+            own = grouped_attention(rows, key[0, one], value[0, one], scale, causal=True)
+            scored = merge_parts([own, *_over(rows, keys[one], values[one], scale, self.chunk.scored_segments)])
+            others = _over(rows, keys[one], values[one], scale, self.chunk.other_segments)
+            out[head] = merge_parts([scored, *others])[0].view_as(rows[0])
+            lse = scored[1].view(-1, n)
+            best = self.score_head(layer, head, rows[0], keys[head, columns], values[head, columns], lse, scale)
+            self.chunk.scores[layer, head, self.chunk.start : self.chunk.end] = best
+        return out.reshape(1, -1, n, dim).transpose(1, 2)
+
+
+def _over(
+    rows: Tensor, keys: Tensor, values: Tensor, scale: float, segments: list[slice]
+) -> list[tuple[Tensor, Tensor]]:
+    return [
+        grouped_attention(rows, keys[:, part], values[:, part], scale) for part in segments if part.stop > part.start
+    ]
