@@ -38,6 +38,7 @@ from kvz.version import __version__
 __all__ = ["Recipe", "compress", "compress_document"]
 
 _LIKE_A_PATH = re.compile(r"^\S*/\S*$|\.[A-Za-z]\w{0,4}$")
+_FEW_POSITIONS = 128
 _RESERVE = 512  # positions that --truncate leaves for question and answer, at most an eighth of the model's
 
 
@@ -48,24 +49,28 @@ class Recipe:
     budget: Budget
     method: ScoringMethod = field(default_factory=KVzip)
     allocation: Allocation = field(default_factory=Nonuniform)
+    keep_recent: int = 0
     system: str | None = None
     truncate: str | None = None
     include_text: bool = True
 
     def __post_init__(self) -> None:
-        """Raise UsageError for a truncation that does not exist."""
+        """Raise UsageError for a truncation that does not exist, or a negative count."""
+        if self.keep_recent < 0:
+            raise UsageError(f"cannot keep the {self.keep_recent} most recent tokens; give 0 or more")
         if self.truncate is not None:
             check_part(self.truncate)
 
 
 def compress(
     document: str | Path,
-    model: str | LanguageModel | None = None,
+    model: str | Path | LanguageModel | None = None,
     ratio: float | None = None,
     budget: int | None = None,
-    method: str = "kvzip",
+    method: str | ScoringMethod = "kvzip",
     allocation: str = "nonuniform",
     floor: float | None = None,
+    keep_recent: int = 0,
     system: str | None = None,
     truncate: str | None = None,
     include_text: bool = True,
@@ -84,8 +89,9 @@ def compress(
     source = _document(document)
     recipe = Recipe(
         budget=Budget.of_options(ratio, budget),
-        method=make_method(method),
+        method=make_method(method) if isinstance(method, str) else method,
         allocation=make_allocation(allocation, **({} if floor is None else {"floor": floor})),
+        keep_recent=keep_recent,
         system=system,
         truncate=truncate,
         include_text=include_text,
@@ -103,6 +109,8 @@ def compress_document(source: Document, model: LanguageModel, recipe: Recipe, pr
     frame = make_frame(model.tokenizer, model.end_ids, recipe.system)
     ids, dropped = _context_ids(source, model, frame, recipe.truncate)
     prompt = [*frame.prefix_ids, *ids]
+    recent = _recent(recipe, (model.geometry.layers, model.geometry.kv_heads[0], len(ids)))
+    _warn(model, recent, ids, len(prompt), progress)
     progress.start("prefill", len(prompt), "tokens")
     with timings.phase("prefill"):
         full = prefill(model, prompt, done=progress.advance)
@@ -112,12 +120,40 @@ def compress_document(source: Document, model: LanguageModel, recipe: Recipe, pr
         scores = recipe.method.score(model, context, progress.advance)
     progress.start("evict", model.geometry.layers, "layers")
     with timings.phase("evict"):
-        kept = select(scores, recipe.budget, recipe.allocation)
+        kept = _select(scores, recipe, recent)
         cache = evict(full, kept, context.prefix, lambda layer: progress.advance(1))
     progress.finish()
     manifest = _manifest(source, model, recipe, frame, len(ids), dropped, kept)
     token_ids = torch.tensor(prompt, dtype=torch.int32) if recipe.include_text else None
     return Archive(manifest, cache, token_ids, timings.seconds, model)
+
+
+def _warn(model: LanguageModel, recent: int, ids: list[int], used: int, progress: Progress) -> None:
+    left = model.geometry.max_positions - used
+    if recent == len(ids):
+        progress.say(f"the context of {len(ids)} tokens is no longer than what is kept in any case: nothing is evicted")
+    if left < _FEW_POSITIONS:
+        progress.say(f"only {left} of the model's positions are left for a question and its answer")
+
+
+def _recent(recipe: Recipe, shape: tuple[int, int, int]) -> int:
+    """How many of the last tokens every head keeps, for a cache of `shape` (L, H, S); S if nothing can be evicted.
+
+    Raises UsageError if the budget is too small, before any work is done.
+    """
+    length = shape[2]
+    recent = max(recipe.keep_recent, recipe.method.recent(recipe.budget.of(1, length), length))
+    if recent >= length:
+        return length
+    recipe.allocation.counts(shape, recipe.budget, recent)
+    return recent
+
+
+def _select(scores: Tensor, recipe: Recipe, recent: int) -> Tensor:
+    """The pairs to keep, bool `[L,H,S]`."""
+    if recent == scores.shape[2]:
+        return torch.ones_like(scores, dtype=torch.bool)
+    return select(scores, recipe.budget, recipe.allocation, recent)
 
 
 def _document(document: str | Path) -> Document:
@@ -142,8 +178,9 @@ def _context_ids(source: Document, model: LanguageModel, frame: Frame, truncate:
     """Ids of the document, cut if asked for, and how many were left out. Raises DocumentError if they do not fit."""
     positions = model.geometry.max_positions
     around = len(frame.prefix_ids) + len(frame.seam.after_ids)
-    room = positions - around - 1  # one position for a question
-    longest = max(map(len, model.tokenizer.vocabulary))
+    question = len(model.tokenizer.encode_plain(frame.seam.before)) + 1
+    room = positions - around - question - 1  # a question of one token, and an answer of one
+    longest = model.tokenizer.longest_token
     if truncate is None and len(source.text) // longest > room:  # known without encoding a huge text
         raise _too_long(f"at least {len(source.text) // longest}", positions, around)
     try:
@@ -152,7 +189,7 @@ def _context_ids(source: Document, model: LanguageModel, frame: Frame, truncate:
         raise DocumentError(f"the document cannot be encoded: {error}") from error
     if len(ids) <= room:
         return ids, 0
-    limit = room + 1 - min(_RESERVE, positions // 8)
+    limit = room - min(_RESERVE, positions // 8)
     if truncate is None or limit < 1:
         raise _too_long(str(len(ids)), positions, around)
     return truncate_ids(ids, limit, truncate), len(ids) - limit
@@ -201,7 +238,7 @@ def _manifest(
             method=recipe.method.name,
             parameters=dict(recipe.method.parameters()),
             allocation=recipe.allocation.name,
-            allocation_parameters=dict(recipe.allocation.parameters()),
+            allocation_parameters={**recipe.allocation.parameters(), "keep_recent": recipe.keep_recent},
             ratio=recipe.budget.ratio,
             budget=recipe.budget.tokens,
             pairs_kept=int(kept.sum()),

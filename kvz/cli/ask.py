@@ -83,6 +83,9 @@ def _answer(
             raise
         console.note(f"kvz: question {question.id}: {error}")
         return False
+    except KeyboardInterrupt:
+        pieces.end_line()
+        raise
     if as_json:
         console.emit_json(_as_json(question, answer))
     else:
@@ -110,6 +113,11 @@ class _Plain:
 
     def end(self) -> None:
         console.emit("")
+
+    def end_line(self) -> None:
+        """End the line of an answer that was cut short."""
+        if self._begun:
+            console.emit("")
 
 
 def _as_json(question: Question, answer: Answer) -> dict[str, Any]:

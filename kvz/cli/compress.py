@@ -37,7 +37,7 @@ def compress(
         typer.Option("--output", "-o", metavar="OUT", help="Archive to write, - for stdout. [default: DOC with .kvz]"),
     ] = None,
     model: ModelOption = None,
-    method: Annotated[str, typer.Option(help="Scoring method: kvzip, or kvzip+ with value norms.")] = "kvzip",
+    method: Annotated[str, typer.Option(help="Scoring method: kvzip, kvzip+, snapkv, h2o, recent, random.")] = "kvzip",
     allocation: Annotated[
         str, typer.Option(help="How the budget is shared: nonuniform (best pairs anywhere) or uniform (same per head).")
     ] = "nonuniform",
@@ -45,6 +45,14 @@ def compress(
         Optional[float],  # noqa: UP045
         typer.Option(metavar="ALPHA", help="Least share of a uniform budget that each head keeps (nonuniform only)."),
     ] = None,
+    keep_recent: Annotated[
+        int, typer.Option(metavar="N", help="Keep the document's last N tokens in every head; they count.")
+    ] = 0,
+    chunk: Annotated[Optional[int], typer.Option(help="kvzip, kvzip+: tokens repeated at a time.")] = None,  # noqa: UP045
+    window: Annotated[Optional[int], typer.Option(help="snapkv: last tokens that score the others.")] = None,  # noqa: UP045
+    kernel: Annotated[Optional[int], typer.Option(help="snapkv: positions max-pooled, odd.")] = None,  # noqa: UP045
+    sink: Annotated[Optional[int], typer.Option(help="recent: first tokens that are kept.")] = None,  # noqa: UP045
+    seed: Annotated[Optional[int], typer.Option(help="random: which pairs.")] = None,  # noqa: UP045
     system: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(metavar="TEXT", help="System text in place of the chat template's own."),
@@ -79,8 +87,10 @@ def compress(
     from kvz.scoring.allocation import make_allocation
     from kvz.scoring.registry import make_method
 
+    options = {"chunk": chunk, "window": window, "kernel": kernel, "sink": sink, "seed": seed}
+    given = {name: value for name, value in options.items() if value is not None}
     shares = make_allocation(allocation, **({} if floor is None else {"floor": floor}))
-    recipe = Recipe(limits, make_method(method), shares, system, truncate, not omit_text)
+    recipe = Recipe(limits, make_method(method, **given), shares, keep_recent, system, truncate, not omit_text)
     progress = console.terminal_progress(quiet)
     try:
         began = time.perf_counter()

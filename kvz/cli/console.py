@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import re
 import sys
 from typing import Any
 
@@ -22,6 +23,10 @@ __all__ = [
     "size",
     "terminal_progress",
 ]
+
+
+# C0 and C1 controls, line and paragraph separators, bidirectional overrides and isolates, and lone surrogates.
+_STEERING = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def emit(text: str, end: str = "\n") -> None:
@@ -46,7 +51,7 @@ def emit_json(value: dict[str, Any]) -> None:
 
 def printable(text: str, keep: str = "") -> str:
     """`text` with control characters spelled out, but for those in `keep`: no string may steer a terminal."""
-    return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)
+    return "".join(c if c in keep or not _STEERING.match(c) else c.encode("unicode_escape").decode() for c in text)
 
 
 def note(message: str) -> None:

@@ -134,7 +134,7 @@ def _explain(error: BaseException) -> int:
         return 2
     if isinstance(error, OSError):
         _silence_stdout()
-        _say(f"cannot write to standard output, or a file went away: {error}")
+        _say(f"cannot use {error.filename or 'standard output'}: {error.strerror or error}")
         return 1
     if isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(f"{type(error).__name__} {error}"):
         _say("out of memory; give a shorter document, a smaller model, or another --device")

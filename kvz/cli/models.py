@@ -56,7 +56,7 @@ def _hub() -> list[dict[str, Any]]:
 
     try:
         repos = [repo for repo in scan_cache_dir().repos if repo.repo_type == "model"]
-    except (CacheNotFound, OSError):
+    except (CacheNotFound, OSError, ValueError):
         return []
     usable = [repo for repo in repos if any(_usable(Path(r.snapshot_path)) for r in repo.revisions)]
     return [_row(repo.repo_id, "hub", Path(repo.repo_path), True) for repo in sorted(usable, key=lambda r: r.repo_id)]

@@ -34,6 +34,8 @@ def read_questions(arguments: Sequence[str], file: str | None) -> list[Question]
     lines = [(n, line) for n, line in enumerate(_read(file).split("\n"), 1) if line.strip()]
     if not lines:
         raise QuestionError(f"{_shown(file)} holds no question")
+    if lines[0][1].lstrip().startswith("[{"):
+        raise QuestionError(f"{_shown(file)} is a JSON array; write one object a line instead (JSONL)")
     if lines[0][1].lstrip().startswith("{"):
         return [_from_json(line, number, order, file) for order, (number, line) in enumerate(lines, 1)]
     return [Question(order, line.strip()) for order, (_, line) in enumerate(lines, 1)]
@@ -58,13 +60,16 @@ def _from_json(line: str, number: int, order: int, file: str) -> Question:
         entry = json.loads(line)
         text = entry["question"]
     except (ValueError, RecursionError):
-        raise QuestionError(f"{_shown(file)}, line {number}: not JSON, as the first line is") from None
+        raise QuestionError(
+            f"{_shown(file)}, line {number}: not JSON; a file that begins with {{ holds one object a line"
+        ) from None
     except (KeyError, TypeError):
         raise QuestionError(f'{_shown(file)}, line {number}: no "question" in it') from None
     if not isinstance(text, str):
         raise QuestionError(f'{_shown(file)}, line {number}: "question" is not a string')
     identity = entry.get("id", order)
-    return Question(identity if isinstance(identity, (str, int)) else order, text)
+    usable = isinstance(identity, (str, int)) and not isinstance(identity, bool)
+    return Question(identity if usable else order, text)
 
 
 def _shown(file: str) -> str:

@@ -71,8 +71,9 @@ class Session:
         """
         check_max_new_tokens(max_new_tokens)
         began = time.perf_counter()
+        self._check_size(len(question) // self._model.tokenizer.longest_token, "at least ")
         ids = question_ids(self._model.tokenizer, self._seam, question)
-        room = self._room_after(ids)
+        room = self._check_size(len(ids))
         limit = min(max_new_tokens, room)
         tail = self._fresh_tail(len(ids) + limit)
         run = _Run(self._model, DensePolicy(self._cache, tail), tail, self._cache.logical_length)
@@ -91,6 +92,7 @@ class Session:
             token = None if text.stopped else next(tokens, None)
             last = time.perf_counter()
         stream(text.finish())
+        self._tail = tail
         return Answer(
             text=text.text.strip(),
             ids=tuple(new),
@@ -102,24 +104,28 @@ class Session:
             kv_bytes=self._cache.nbytes + tail.nbytes,
         )
 
-    def _room_after(self, ids: list[int]) -> int:
-        """Positions left for an answer."""
+    def _check_size(self, tokens: int, measure: str = "") -> int:
+        """Positions left for an answer after a question of so many tokens; QuestionError if there are none."""
         positions = self._model.geometry.max_positions
         left = positions - self._cache.logical_length
-        if len(ids) >= left:
+        if tokens >= left:
             raise QuestionError(
-                f"the question is {len(ids)} tokens and only {left} of the model's {positions} positions are left "
-                f"after the context of {self._cache.logical_length}; ask something shorter"
+                f"the question is {measure}{tokens} tokens and only {left} of the model's {positions} positions are "
+                f"left after the context of {self._cache.logical_length}; ask something shorter"
             )
-        return left - len(ids)
+        return left - tokens
 
     def _fresh_tail(self, tokens: int) -> Tail:
-        """An empty tail for `tokens` or more, kept from question to question."""
-        if self._tail is None or self._tail.capacity < tokens:
-            self._tail = None  # freed before a larger one is allocated
-            self._tail = Tail(self._model.geometry.shapes, tokens, self._model.dtype, self._model.device)
-        self._tail.reset()
-        return self._tail
+        """An empty tail for `tokens` or more: the one of the question before, unless that is being used or too small.
+
+        Taken out of the session until the answer is complete, so that questions from several threads do not mix.
+        """
+        tail, self._tail = self._tail, None
+        if tail is not None and tail.capacity >= tokens:
+            tail.reset()
+            return tail
+        del tail  # freed before a larger one is allocated
+        return Tail(self._model.geometry.shapes, tokens, self._model.dtype, self._model.device)
 
 
 def check_max_new_tokens(count: int) -> None:

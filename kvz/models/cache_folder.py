@@ -20,9 +20,12 @@ _SIZES = "kvz-files.json"
 
 
 def cache_folder() -> Path:
-    """`$KVZ_CACHE`, or the platform's cache folder for kvz. It may not exist yet."""
-    override = os.environ.get("KVZ_CACHE")
-    return Path(override) if override else user_cache_path("kvz")
+    """`$KVZ_CACHE`, or the platform's cache folder for kvz; it may not exist yet. ModelError if there is none."""
+    try:
+        override = os.environ.get("KVZ_CACHE")
+        return Path(override).expanduser() if override else user_cache_path("kvz")
+    except RuntimeError as error:
+        raise ModelError(f"there is no cache folder ({error}); set KVZ_CACHE to a folder you can write") from error
 
 
 def is_complete(folder: Path) -> bool:
@@ -48,8 +51,18 @@ def build_once(folder: Path, build: Callable[[Path], None]) -> Path:
             if not is_complete(folder):
                 _build(folder, build)
     except OSError as error:
-        raise ModelError(f"cannot write the model cache {folder.parent}: {error.strerror or error}") from error
+        raise ModelError(
+            f"cannot write the model cache {folder.parent}: {error.strerror or error}; set KVZ_CACHE to another"
+        ) from error
     return folder
+
+
+def _open_to_all(folder: Path) -> None:
+    """Give a private folder the modes that new files get: a cache may be fetched by one user and read by others."""
+    umask = os.umask(0)
+    os.umask(umask)
+    for path in (folder, *folder.rglob("*")):
+        path.chmod((0o777 if path.is_dir() else 0o666) & ~umask)
 
 
 def _build(folder: Path, build: Callable[[Path], None]) -> None:
@@ -61,7 +74,7 @@ def _build(folder: Path, build: Callable[[Path], None]) -> None:
         sizes = {str(p.relative_to(partial)): p.stat().st_size for p in partial.rglob("*") if p.is_file()}
         (partial / _SIZES).write_text(json.dumps(sizes))
         shutil.rmtree(folder, ignore_errors=True)
-        partial.chmod(0o755)
+        _open_to_all(partial)
         partial.rename(folder)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)

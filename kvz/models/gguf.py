@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import xxhash
-from safetensors import SafetensorError
 
 from kvz.errors import ModelError
 from kvz.models.cache_folder import build_once, cache_folder
@@ -54,5 +53,7 @@ def convert_gguf(gguf: Path, folder: Path) -> None:
         try:
             model.save_pretrained(folder)
             tokenizer.save_pretrained(folder)
-        except SafetensorError as error:  # how a full disk shows
+        except OSError:
+            raise
+        except Exception as error:  # how a full disk shows, as a plain Exception from one of them
             raise ModelError(f"cannot write the converted model to {folder}: {first_line(error)}") from error

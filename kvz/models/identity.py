@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
@@ -40,7 +41,7 @@ class ModelIdentity:
         return int(self.config.vocab_size)
 
 
-def identify_model(name: str | None, say: Callable[[str], None] = lambda message: None) -> ModelIdentity:
+def identify_model(name: str | Path | None, say: Callable[[str], None] = lambda message: None) -> ModelIdentity:
     """Find a model (see `find_model`) and read everything about it but its weights.
 
     Code that comes with a model is never run. Raises ModelError or UnsupportedModel.

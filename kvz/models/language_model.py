@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -106,7 +107,7 @@ class LanguageModel:
 
 
 def load_model(
-    name: str | None = None,
+    name: str | Path | None = None,
     device: str = "auto",
     dtype: str = "auto",
     say: Callable[[str], None] = lambda message: None,

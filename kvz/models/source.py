@@ -29,11 +29,12 @@ class ModelSource:
     folder: Path
 
 
-def find_model(name: str | None, say: Callable[[str], None]) -> ModelSource:
+def find_model(name: str | Path | None, say: Callable[[str], None]) -> ModelSource:
     """Find a model by hub id (`org/name`, `org/name@revision`), folder or `.gguf` file; None is the embedded default.
 
     Fetches or converts what is not cached and tells `say` about it. Raises ModelError if there is no such model.
     """
+    name = None if name is None else os.fspath(name)
     if name is None or name == EMBEDDED_ID:
         return ModelSource(EMBEDDED_ID, None, embedded_folder(say))
     if not name.strip():

@@ -95,6 +95,11 @@ class Tokenizer:
         return dict(self._tokenizer.get_vocab())
 
     @cached_property
+    def longest_token(self) -> int:
+        """Characters of the longest token: a text of n characters is n / this many tokens or more."""
+        return max(map(len, self.vocabulary))
+
+    @cached_property
     def _spelling_backend(self) -> Any | None:
         """The same tokenizer without its control tokens, so that none of them can be matched in a text."""
         from tokenizers import Tokenizer as Backend

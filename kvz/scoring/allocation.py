@@ -29,21 +29,28 @@ class Allocation(Protocol):
         """Everything that shapes the sharing, for the manifest."""
         ...
 
-    def keep(self, scores: Tensor, budget: Budget) -> Tensor:
-        """The pairs to keep, bool `[L,H,S]`, for finite `scores [L,H,S]`; UsageError if the budget is too small."""
+    def counts(self, shape: tuple[int, int, int], budget: Budget, recent: int) -> tuple[int, int]:
+        """Pairs kept (of all, or of each head), and of each head in any case, for scores of `shape` (L, H, S).
+
+        Raises UsageError if the budget is too small; it can be asked before there are scores.
+        """
+        ...
+
+    def keep(self, scores: Tensor, budget: Budget, recent: int) -> Tensor:
+        """The pairs to keep, bool `[L,H,S]`, for finite `scores [L,H,S]`; the last `recent` of every head are."""
         ...
 
 
-def select(scores: Tensor, budget: Budget, allocation: Allocation) -> Tensor:
+def select(scores: Tensor, budget: Budget, allocation: Allocation, recent: int = 0) -> Tensor:
     """The pairs to keep, bool `[L,H,S]`, for float32 `scores [L,H,S]`: higher is kept.
 
-    Raises ScoringError if a score is NaN or infinite, and UsageError if the budget is too small for what the allocation
-    guarantees every head.
+    The last `recent` pairs of every head are kept whatever they score, and count. Raises ScoringError if a score is NaN
+    or infinite, and UsageError if the budget is too small for what every head keeps in any case.
     """
     for layer, finite in enumerate(torch.isfinite(scores).flatten(1).all(1).tolist()):
         if not finite:
             raise ScoringError(f"layer {layer} has scores that are NaN or infinite; try --dtype float32")
-    return allocation.keep(scores, budget)
+    return allocation.keep(scores, budget, recent)
 
 
 @dataclass(frozen=True)
@@ -66,16 +73,19 @@ class Nonuniform:
     def parameters(self) -> dict[str, int | float | str]:
         return {"floor": self.floor}
 
-    def keep(self, scores: Tensor, budget: Budget) -> Tensor:
-        layers, heads, length = scores.shape
+    def counts(self, shape: tuple[int, int, int], budget: Budget, recent: int) -> tuple[int, int]:
+        layers, heads, length = shape
         count = budget.of(layers * heads, length)
-        if count < layers * heads:
-            least = _least(length)
-            raise UsageError(
-                f"{budget} keeps {count} pairs, fewer than the {layers * heads} heads; the least is {least}"
-            )
-        guaranteed = max(1, int(Fraction(str(self.floor)) * count / (layers * heads)))
-        first = _top(scores.reshape(layers * heads, length), guaranteed).view(layers, heads, length)
+        guaranteed = max(1, recent, int(Fraction(str(self.floor)) * count / (layers * heads)))
+        if count < guaranteed * layers * heads:
+            raise _too_small(budget, guaranteed, length)
+        return count, guaranteed
+
+    def keep(self, scores: Tensor, budget: Budget, recent: int) -> Tensor:
+        layers, heads, length = scores.shape
+        count, guaranteed = self.counts((layers, heads, length), budget, recent)
+        ranked = _with_recent(scores, recent).view(layers * heads, length)
+        first = _top(ranked, guaranteed).view(layers, heads, length)
         # Position first, so that ties go to the earlier position in any head.
         ranked = scores.masked_fill(first, math.inf).permute(2, 0, 1).reshape(1, -1)
         return _top(ranked, count).view(length, layers, heads).permute(1, 2, 0).contiguous()
@@ -92,12 +102,16 @@ class Uniform:
     def parameters(self) -> dict[str, int | float | str]:
         return {}
 
-    def keep(self, scores: Tensor, budget: Budget) -> Tensor:
+    def counts(self, shape: tuple[int, int, int], budget: Budget, recent: int) -> tuple[int, int]:
+        count, guaranteed = budget.of(1, shape[2]), max(1, recent)
+        if count < guaranteed:
+            raise _too_small(budget, guaranteed, shape[2])
+        return count, guaranteed
+
+    def keep(self, scores: Tensor, budget: Budget, recent: int) -> Tensor:
         layers, heads, length = scores.shape
-        count = budget.of(1, length)
-        if count < 1:
-            raise UsageError(f"{budget} keeps no pair of {length} in a head; the least is {_least(length)}")
-        return _top(scores.reshape(layers * heads, length), count).view(layers, heads, length)
+        count, _ = self.counts((layers, heads, length), budget, recent)
+        return _top(_with_recent(scores, recent).view(layers * heads, length), count).view(layers, heads, length)
 
 
 ALLOCATIONS: dict[str, Callable[..., Allocation]] = {
@@ -116,9 +130,17 @@ def make_allocation(name: str, **options: float) -> Allocation:
         raise UsageError(f"allocation '{name}' does not take {', '.join(options)}") from error
 
 
-def _least(length: int) -> str:
-    """The smallest ratio, rounded up, that keeps a pair of `length` in a head."""
-    return f"{math.ceil(1e6 / length) / 1e6:g}"
+def _with_recent(scores: Tensor, recent: int) -> Tensor:
+    """A copy of the scores in which the last `recent` rank above everything."""
+    ranked = scores.clone(memory_format=torch.contiguous_format)
+    ranked[:, :, scores.shape[2] - recent :] = math.inf
+    return ranked
+
+
+def _too_small(budget: Budget, guaranteed: int, length: int) -> UsageError:
+    least = math.ceil(1e6 * guaranteed / length) / 1e6
+    pairs = "the 1 pair" if guaranteed == 1 else f"the {guaranteed} pairs"
+    return UsageError(f"{budget} is too small for {pairs} that every head keeps of {length}; the least is {least:g}")
 
 
 def _top(scores: Tensor, keep: int) -> Tensor:

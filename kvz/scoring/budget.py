@@ -6,6 +6,7 @@ A budget counts context pairs only: the protected prefix is kept in every head b
 from __future__ import annotations
 
 import math
+import operator
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -28,10 +29,23 @@ class Budget:
     def __post_init__(self) -> None:
         if (self.ratio is None) == (self.tokens is None):
             raise UsageError("give either a ratio (-r) or a budget of tokens a head (--budget), not both or none")
+        self._make_plain()
         if self.ratio is not None and not (math.isfinite(self.ratio) and 0 < self.ratio <= 1):
             raise UsageError(f"ratio {self.ratio:g} is not the share of pairs to keep: give a number in (0, 1]")
         if self.tokens is not None and self.tokens < 1:
             raise UsageError(f"budget of {self.tokens} tokens a head keeps nothing: give 1 or more")
+
+    def _make_plain(self) -> None:
+        """Turn numbers of other libraries into Python's own, which a manifest can hold."""
+        if isinstance(self.ratio, bool) or isinstance(self.tokens, bool):
+            raise UsageError("a budget is a number, not true or false")
+        try:
+            if self.ratio is not None:
+                object.__setattr__(self, "ratio", float(self.ratio))
+            if self.tokens is not None:
+                object.__setattr__(self, "tokens", operator.index(self.tokens))
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"a ratio is a number, and a budget a whole number of tokens: {error}") from error
 
     @classmethod
     def of_options(cls, ratio: float | None, tokens: int | None) -> Budget:

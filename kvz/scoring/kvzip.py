@@ -39,6 +39,10 @@ class KVzip:
     def parameters(self) -> dict[str, int | float | str]:
         return {"chunk": self.chunk}
 
+    def recent(self, per_head: int, length: int) -> int:
+        """None: every pair stands for itself."""
+        return 0
+
     def score(self, model: LanguageModel, context: Context, done: Callable[[int], None]) -> Tensor:
         """Scores `[L,H,S]` float32, on the CPU. One pass over the context, in forward passes of `chunk` tokens."""
         layers, heads, length = model.geometry.layers, model.geometry.kv_heads[0], len(context.ids)

@@ -41,6 +41,13 @@ class ScoringMethod(Protocol):
         """Everything that shapes the scores, for the manifest."""
         ...
 
+    def recent(self, per_head: int, length: int) -> int:
+        """How many of the `length` context tokens, the last ones, every head keeps whatever they score.
+
+        `per_head` is the budget of one head, in pairs.
+        """
+        ...
+
     def score(self, model: LanguageModel, context: Context, done: Callable[[int], None]) -> Tensor:
         """Scores `[L,H,S]` float32; `done` is told how many context tokens have been scored."""
         ...

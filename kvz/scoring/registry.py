@@ -5,15 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from kvz.errors import UsageError
+from kvz.scoring.controls import RandomPairs, Recent
+from kvz.scoring.h2o import H2O
 from kvz.scoring.kvzip import KVzip
 from kvz.scoring.kvzip_plus import KVzipPlus
 from kvz.scoring.method import ScoringMethod
+from kvz.scoring.snapkv import SnapKV
 
 __all__ = ["METHODS", "make_method"]
 
 METHODS: dict[str, Callable[..., ScoringMethod]] = {
     "kvzip": KVzip,
     "kvzip+": KVzipPlus,
+    "snapkv": SnapKV,
+    "h2o": H2O,
+    "recent": Recent,
+    "random": RandomPairs,
 }
 
 

@@ -117,7 +117,7 @@ def test_a_floor_is_kept_in_every_head_and_the_count_stays_exact(shape, ratio, f
     layers, heads, length = shape
     scores, budget = scores_of(shape, seed, 1000), Budget(ratio)
     count = budget.of(layers * heads, length)
-    if count < layers * heads:
+    if count < layers * heads * max(1, math.floor(Fraction(str(floor)) * count / (layers * heads))):
         return
     mask = select(scores, budget, Nonuniform(floor))
     least = max(1, math.floor(Fraction(str(floor)) * count / (layers * heads)))
@@ -129,3 +129,22 @@ def test_a_floor_is_kept_in_every_head_and_the_count_stays_exact(shape, ratio, f
     above_floor = mask.sum(2) > least
     if above_floor.any():
         assert kept[above_floor].min() >= left.max()  # what a head has above its floor beats all that was evicted
+
+
+@settings(max_examples=100, deadline=None)
+@given(shape=SHAPES, ratio=st.floats(0.1, 1), recent=st.integers(0, 20), seed=st.integers(0, 99))
+@pytest.mark.parametrize("allocation", ALLOCATIONS)
+def test_the_most_recent_are_kept_and_count(allocation, shape, ratio, recent, seed):
+    layers, heads, length = shape
+    recent = min(recent, length)
+    scores, budget = scores_of(shape, seed, 1000), Budget(ratio)
+    chosen = make_allocation(allocation)
+    whole, per_head = budget.of(layers * heads, length), budget.of(1, length)
+    enough = whole >= layers * heads * max(1, recent) if allocation == "nonuniform" else per_head >= max(1, recent)
+    if not enough:
+        with pytest.raises(UsageError, match="the least is"):
+            select(scores, budget, chosen, recent)
+        return
+    mask = select(scores, budget, chosen, recent)
+    assert mask[:, :, length - recent :].all()
+    assert mask.sum() == (whole if allocation == "nonuniform" else layers * heads * per_head)

@@ -1,0 +1,52 @@
+"""The replay pass: tokens of the context go through the model once more, to be watched as queries.
+
+They attend what they attended in the prefill, so nothing changes but that their queries and log-sum-exps are seen.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kvz.kernels.attention import grouped_attention
+from kvz.kernels.merge import merge_parts
+from kvz.scoring.method import Context
+
+__all__ = ["ReplayPass"]
+
+
+@dataclass(frozen=True)
+class ReplayPass(ABC):
+    """Pair store of tokens that follow the first `past` rows of the full cache, and attend those and themselves.
+
+    `past` counts prefix and context tokens.
+    """
+
+    context: Context
+    past: int
+
+    @abstractmethod
+    def watch_head(
+        self, layer: int, head: int, query: Tensor, past: Tensor, own: Tensor, lse: Tensor, scale: float
+    ) -> None:
+        """See one KV head: `query [G,n,D]`, keys `past [past,D]` and `own [n,D]`, and `lse [G,n]` over all they see."""
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        """Attention of the replayed tokens: `[1,n,Hq,D]`."""
+        heads, n, dim = key.shape[1:]
+        grouped = query.reshape(heads, -1, n, dim)
+        out = torch.empty_like(grouped)
+        keys, values = self.context.cache.layer(layer)
+        for head in range(heads):
+            one = slice(head, head + 1)
+            rows = grouped[one].contiguous()
+            parts = [grouped_attention(rows, key[0, one], value[0, one], scale, causal=True)]
+            if self.past:
+                parts.append(grouped_attention(rows, keys[one, : self.past], values[one, : self.past], scale))
+            merged, lse = merge_parts(parts)
+            out[head] = merged.view_as(rows[0])
+            self.watch_head(layer, head, rows[0], keys[head, : self.past], key[0, head], lse.view(-1, n), scale)
+        return out.reshape(1, -1, n, dim).transpose(1, 2)

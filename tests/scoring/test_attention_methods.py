@@ -1,0 +1,142 @@
+"""SnapKV and H2O against their formulas in float64, and the controls."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn.functional import max_pool1d
+
+from kvz.compression import Recipe, compress, compress_document
+from kvz.documents import document_from_text
+from kvz.errors import UsageError
+from kvz.kernels.attention_sum import column_sum
+from kvz.models.language_model import load_model
+from kvz.progress import Progress
+from kvz.scoring.allocation import Nonuniform, Uniform
+from kvz.scoring.budget import Budget
+from kvz.scoring.controls import RandomPairs, Recent
+from kvz.scoring.h2o import H2O
+from kvz.scoring.registry import METHODS, make_method
+from kvz.scoring.snapkv import SnapKV
+from tests.conftest import TEXT
+from tests.reference import eager64
+from tests.scoring.test_kvzip import context_of
+from tests.tiny import make_model_folder
+
+GROUPS = [(2, 2), (6, 2), (4, 1), (8, 1)]
+
+
+def weights64(folder, context) -> list[torch.Tensor]:
+    """transformers' attention weights over the prompt, `[Hq,N,N]` float64 a layer."""
+    prompt = [*context.frame.prefix_ids, *context.ids]
+    out = eager64(folder)(torch.tensor([prompt]), output_attentions=True, use_cache=False)
+    return [layer[0] for layer in out.attentions]
+
+
+@pytest.mark.parametrize(("query_heads", "kv_heads"), GROUPS)
+@pytest.mark.parametrize(("length", "window", "kernel"), [(33, 32, 7), (100, 8, 1), (70, 32, 63)])
+def test_snapkv_equals_its_formula(tmp_path, query_heads, kv_heads, length, window, kernel):
+    folder = make_model_folder(tmp_path, query_heads=query_heads, kv_heads=kv_heads)
+    model = load_model(str(folder), "cpu", "float32")
+    context = context_of(model, length)
+    got = SnapKV(window, kernel).score(model, context, lambda tokens: None)
+    for layer, weights in enumerate(weights64(folder, context)):
+        seen = weights[:, -window:, context.prefix : -window].sum(1).view(kv_heads, -1, length - window).sum(1)
+        want = max_pool1d(seen[None], kernel, stride=1, padding=kernel // 2)[0]
+        torch.testing.assert_close(got[layer, :, :-window].double(), want, rtol=2e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize(("query_heads", "kv_heads"), GROUPS)
+@pytest.mark.parametrize("length", [1, 31, 100])
+def test_h2o_equals_its_formula(tmp_path, query_heads, kv_heads, length):
+    folder = make_model_folder(tmp_path, query_heads=query_heads, kv_heads=kv_heads)
+    model = load_model(str(folder), "cpu", "float32")
+    context = context_of(model, length)
+    got = H2O().score(model, context, lambda tokens: None)
+    for layer, weights in enumerate(weights64(folder, context)):
+        received = weights[:, context.prefix :, context.prefix :].sum(1).view(kv_heads, -1, length).sum(1)
+        torch.testing.assert_close(got[layer].double(), received, rtol=2e-4, atol=1e-6)
+
+
+def test_h2o_over_several_blocks_equals_one(tiny, tiny_folder):
+    context = context_of(tiny, 2049)
+    told: list[int] = []
+    got = H2O().score(tiny, context, told.append)
+    assert told == [2048, 1]
+    weights = weights64(tiny_folder, context)[1]
+    received = weights[:, context.prefix :, context.prefix :].sum(1).view(2, -1, 2049).sum(1)
+    torch.testing.assert_close(got[1].double(), received, rtol=5e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("rows", "keys"), [(1, 1), (40, 40), (1500, 1500)])
+def test_column_sum(causal, rows, keys):
+    torch.manual_seed(0)
+    q, k = torch.randn(2, rows, 32), torch.randn(keys, 32)
+    scores = q.double() @ k.double().T * 0.2
+    if causal:
+        scores = scores.masked_fill(torch.ones(rows, keys, dtype=torch.bool).triu(1), float("-inf"))
+    lse = torch.logsumexp(scores, -1)
+    got = column_sum(q, k, lse.float(), 0.2, causal)
+    torch.testing.assert_close(got.double(), (scores - lse[..., None]).exp().sum((0, 1)), rtol=1e-4, atol=1e-6)
+
+
+def kept_positions(model, method, ratio: float, allocation=None) -> list[list[int]]:
+    """Context positions kept in each head of the first layer."""
+    recipe = Recipe(Budget(ratio), method, allocation or Uniform())
+    archive = compress_document(document_from_text(TEXT), model, recipe, Progress())
+    layer, prefix = archive.cache.layers[0], archive.manifest.prompt.prefix_tokens
+    heads = zip(layer.bounds[:-1], layer.bounds[1:], strict=True)
+    return [(layer.positions[a:b][prefix:] - prefix).tolist() for a, b in heads]
+
+
+def test_windows_halves_sinks_and_seeds(tiny):
+    length = len(TEXT.encode())
+    count = round(0.3 * length)
+    for head in kept_positions(tiny, SnapKV(window=16), 0.3):
+        assert head[-16:] == list(range(length - 16, length))
+        assert len(head) == count
+    for head in kept_positions(tiny, H2O(), 0.3):
+        assert head[-(count // 2) :] == list(range(length - count // 2, length))
+    for head in kept_positions(tiny, Recent(sink=4), 0.3):
+        assert head == [0, 1, 2, 3, *range(length - count + 4, length)]
+    same = kept_positions(tiny, RandomPairs(seed=1), 0.3)
+    assert same == kept_positions(tiny, RandomPairs(seed=1), 0.3)
+    assert same != kept_positions(tiny, RandomPairs(seed=2), 0.3)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_compresses_and_answers(tiny, method):
+    archive = compress(TEXT, tiny, ratio=0.4, method=method)
+    length = archive.manifest.prompt.context_tokens
+    assert archive.manifest.compression.pairs_kept == round(0.4 * 6 * length)
+    assert archive.manifest.compression.method == method
+    assert archive.ask("Who?", 5).new_tokens <= 5
+
+
+def test_a_context_no_longer_than_the_window_is_kept_whole_and_says_so(tiny):
+    class Heard(Progress):
+        lines: list[str] = []  # noqa: RUF012
+
+        def say(self, message: str) -> None:
+            self.lines.append(message)
+
+    for text in ("x", "y" * 32):
+        recipe = Recipe(Budget(0.3), SnapKV(), Nonuniform())
+        archive = compress_document(document_from_text(text), tiny, recipe, Heard())
+        assert archive.manifest.compression.pairs_kept == archive.manifest.compression.pairs_total
+        assert "nothing is evicted" in Heard.lines.pop()
+    archive = compress_document(document_from_text("z" * 33 * 4), tiny, Recipe(Budget(0.5), SnapKV()), Heard())
+    assert archive.manifest.compression.pairs_kept == round(0.5 * 6 * 33 * 4)
+
+
+def test_options_of_another_method_and_guarantees_that_do_not_fit(tiny):
+    with pytest.raises(UsageError, match="'kvzip' does not take window"):
+        make_method("kvzip", window=8)
+    for options in ({"window": 0}, {"kernel": 4}, {"kernel": 0}):
+        with pytest.raises(UsageError):
+            make_method("snapkv", **options)
+    with pytest.raises(UsageError, match=r"too small for the 100 pairs .* the least is 0\.4"):
+        compress(TEXT, tiny, ratio=0.1, keep_recent=100)
+    with pytest.raises(UsageError, match="most recent"):
+        compress(TEXT, tiny, keep_recent=-1)
