@@ -47,6 +47,10 @@ _HOMES = {
 }
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'kvz' has no attribute '{name}'")

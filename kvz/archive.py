@@ -40,6 +40,13 @@ class Archive:
     _model: LanguageModel | None = None
     _session: Session | None = None
 
+    def __repr__(self) -> str:
+        info = self.manifest.compression
+        return (
+            f"<Archive of {self.manifest.source.name!r}: {self.manifest.prompt.context_tokens} tokens, "
+            f"{info.pairs_kept} of {info.pairs_total} pairs, {self.manifest.model.id}>"
+        )
+
     def ask(
         self,
         question: str,

@@ -109,18 +109,21 @@ def compress_document(source: Document, model: LanguageModel, recipe: Recipe, pr
     frame = make_frame(model.tokenizer, model.end_ids, recipe.system)
     ids, dropped = _context_ids(source, model, frame, recipe.truncate)
     prompt = [*frame.prefix_ids, *ids]
-    recent = _recent(recipe, (model.geometry.layers, model.geometry.kv_heads[0], len(ids)))
+    shape = (model.geometry.layers, model.geometry.kv_heads[0], len(ids))
+    recent = _recent(recipe, shape)
     _warn(model, recent, ids, len(prompt), progress)
     progress.start("prefill", len(prompt), "tokens")
     with timings.phase("prefill"):
         full = prefill(model, prompt, done=progress.advance)
     context = Context(frame, tuple(ids), full)
-    progress.start("score", len(ids), "tokens")
-    with timings.phase("score"):
-        scores = recipe.method.score(model, context, progress.advance)
+    scores = None
+    if recent < len(ids):
+        progress.start("score", len(ids), "tokens")
+        with timings.phase("score"):
+            scores = recipe.method.score(model, context, progress.advance)
     progress.start("evict", model.geometry.layers, "layers")
     with timings.phase("evict"):
-        kept = _select(scores, recipe, recent)
+        kept = _select(scores, recipe, recent, shape)
         cache = evict(full, kept, context.prefix, lambda layer: progress.advance(1))
     progress.finish()
     manifest = _manifest(source, model, recipe, frame, len(ids), dropped, kept)
@@ -131,7 +134,7 @@ def compress_document(source: Document, model: LanguageModel, recipe: Recipe, pr
 def _warn(model: LanguageModel, recent: int, ids: list[int], used: int, progress: Progress) -> None:
     left = model.geometry.max_positions - used
     if recent == len(ids):
-        progress.say(f"the context of {len(ids)} tokens is no longer than what is kept in any case: nothing is evicted")
+        progress.say("the budget, or what is kept in any case, covers the whole context: nothing is scored or evicted")
     if left < _FEW_POSITIONS:
         progress.say(f"only {left} of the model's positions are left for a question and its answer")
 
@@ -143,16 +146,16 @@ def _recent(recipe: Recipe, shape: tuple[int, int, int]) -> int:
     """
     length = shape[2]
     recent = max(recipe.keep_recent, recipe.method.recent(recipe.budget.of(1, length), length))
-    if recent >= length:
+    if recent >= length or recipe.budget.of(1, length) == length:
         return length
     recipe.allocation.counts(shape, recipe.budget, recent)
     return recent
 
 
-def _select(scores: Tensor, recipe: Recipe, recent: int) -> Tensor:
-    """The pairs to keep, bool `[L,H,S]`."""
-    if recent == scores.shape[2]:
-        return torch.ones_like(scores, dtype=torch.bool)
+def _select(scores: Tensor | None, recipe: Recipe, recent: int, shape: tuple[int, int, int]) -> Tensor:
+    """The pairs to keep, bool `[L,H,S]`; all where nothing had to be scored."""
+    if scores is None:
+        return torch.ones(shape, dtype=torch.bool)
     return select(scores, recipe.budget, recipe.allocation, recent)
 
 

@@ -82,6 +82,8 @@ def make_frame(tokenizer: Tokenizer, end_ids: frozenset[int], system: str | None
 
 def question_ids(tokenizer: Tokenizer, seam: Seam, question: str) -> list[int]:
     """Ids that follow the context when `question` is asked; raises QuestionError if it is blank or not text."""
+    if not isinstance(question, str):
+        raise QuestionError(f"a question is one string, not a {type(question).__name__}; ask several one by one")
     text = question.strip()
     if not text:
         raise QuestionError("the question is empty")

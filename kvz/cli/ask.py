@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
@@ -10,7 +11,7 @@ from kvz.cli import console
 from kvz.cli.options import ArchivePath, DeviceOption, JsonOption, ModelOption, QuietOption
 from kvz.cli.questions import Question, read_questions
 from kvz.defaults import MAX_NEW_TOKENS
-from kvz.errors import QuestionError
+from kvz.errors import QuestionError, UsageError
 
 if TYPE_CHECKING:
     from kvz.decode.sampling import Sampling
@@ -45,7 +46,9 @@ def ask(
     Answers go to stdout, one after another, as they are written. Statistics go to stderr.
     """
     asked = read_questions(questions or [], file)
-    _refuse_if_blank(asked)
+    _refuse_mistakes(archive, asked)
+    if file is None and len(asked) > 1 and not quiet and not any(" " in q.text for q in asked):
+        console.note(f"kvz: {len(asked)} questions of one word each; a question of several words needs quotes")
     from kvz.archive import load, model_of
     from kvz.decode.sampling import Sampling
     from kvz.decode.session import check_max_new_tokens
@@ -62,7 +65,14 @@ def ask(
         raise typer.Exit(1)
 
 
-def _refuse_if_blank(asked: list[Question]) -> None:
+def _refuse_mistakes(archive: str, asked: list[Question]) -> None:
+    """Refuse what can only be meant otherwise, before anything is loaded."""
+    if not os.path.exists(archive) and any(q.text.endswith(".kvz") and os.path.exists(q.text) for q in asked):
+        raise UsageError(f"no such archive: {archive}; the archive comes first, then the question")
+    if archive == "-":
+        raise UsageError("an archive is memory-mapped and cannot come through a pipe; give a file")
+    if any(q.text == "-" for q in asked):
+        raise UsageError("to read questions from standard input, give --questions -")
     if len(asked) == 1 and not asked[0].text.strip():
         raise QuestionError("the question is empty")
 

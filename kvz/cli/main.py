@@ -51,6 +51,7 @@ def make_app() -> typer.Typer:
 
 def main() -> NoReturn:
     """Entry point of the `kvz` script."""
+    _let_threads_yield()
     received: list[int] = []
 
     def interrupt(number: int, frame: object) -> NoReturn:
@@ -64,6 +65,15 @@ def main() -> NoReturn:
     if status == _INTERRUPTED:
         os._exit(status)  # left to itself, Python may end by killing itself with the signal
     sys.exit(status)
+
+
+def _let_threads_yield() -> None:
+    """Shorten the time that OpenMP's threads spin at a barrier, unless the user has set it; before torch is loaded.
+
+    By default they spin so long that one other busy process makes every step tens of times slower.
+    """
+    if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
+        os.environ["GOMP_SPINCOUNT"] = "10000"
 
 
 def run(arguments: list[str], interrupted: Callable[[], bool] = lambda: False) -> int:

@@ -71,7 +71,7 @@ class Session:
         """
         check_max_new_tokens(max_new_tokens)
         began = time.perf_counter()
-        self._check_size(len(question) // self._model.tokenizer.longest_token, "at least ")
+        self._check_size(len(str(question)) // self._model.tokenizer.longest_token, "at least ")
         ids = question_ids(self._model.tokenizer, self._seam, question)
         room = self._check_size(len(ids))
         limit = min(max_new_tokens, room)

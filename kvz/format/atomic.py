@@ -25,7 +25,7 @@ def check_target(path: Path, overwrite: bool) -> None:
         if path.exists() and not path.is_file():
             raise OutputError(f"{path} is not a regular file and cannot be replaced; use -o - for a pipe")
         if path.exists() and not overwrite:
-            raise OutputError(f"{path} exists; give --force to replace it")
+            raise OutputError(f"{path} exists; give --force (overwrite=True) to replace it")
         if not path.parent.is_dir():
             raise OutputError(f"the output folder {path.parent} does not exist; create it first")
         with _temporary(path.parent):
@@ -60,7 +60,7 @@ def output_error(path: Path | str, error: OSError) -> OutputError:
     if error.errno == errno.EFBIG:
         return OutputError(f"{path} grows past the file size allowed here (ulimit -f)")
     if error.errno == errno.EEXIST:
-        return OutputError(f"{path} exists; give --force to replace it")
+        return OutputError(f"{path} exists; give --force (overwrite=True) to replace it")
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return OutputError(f"{path} cannot be written: the folder is read-only; write elsewhere (-o)")
     return OutputError(f"{path} cannot be written: {error.strerror or error}")

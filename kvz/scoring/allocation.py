@@ -140,7 +140,10 @@ def _with_recent(scores: Tensor, recent: int) -> Tensor:
 def _too_small(budget: Budget, guaranteed: int, length: int) -> UsageError:
     least = math.ceil(1e6 * guaranteed / length) / 1e6
     pairs = "the 1 pair" if guaranteed == 1 else f"the {guaranteed} pairs"
-    return UsageError(f"{budget} is too small for {pairs} that every head keeps of {length}; the least is {least:g}")
+    return UsageError(
+        f"{budget} is too small for {pairs} that every head keeps of {length}; the least is {least:g}; "
+        "-r 1 keeps everything"
+    )
 
 
 def _top(scores: Tensor, keep: int) -> Tensor:
