@@ -146,7 +146,9 @@ def _recent(recipe: Recipe, shape: tuple[int, int, int]) -> int:
     """
     length = shape[2]
     recent = max(recipe.keep_recent, recipe.method.recent(recipe.budget.of(1, length), length))
-    if recent >= length or recipe.budget.of(1, length) == length:
+    heads = shape[0] * shape[1]
+    covered = recipe.budget.of(1, length) == length and recipe.budget.of(heads, length) == heads * length
+    if recent >= length or covered:  # both counts: an allocation rounds either over a head or over all of them
         return length
     recipe.allocation.counts(shape, recipe.budget, recent)
     return recent

@@ -140,3 +140,12 @@ def test_options_of_another_method_and_guarantees_that_do_not_fit(tiny):
         compress(TEXT, tiny, ratio=0.1, keep_recent=100)
     with pytest.raises(UsageError, match="most recent"):
         compress(TEXT, tiny, keep_recent=-1)
+
+
+@pytest.mark.parametrize(("allocation", "kept"), [("nonuniform", round(0.999 * 6 * 206)), ("uniform", 6 * 206)])
+def test_a_ratio_just_below_one_is_exact_too(tiny, allocation, kept):
+    """Rounded a head, 0.999 of 206 tokens is all of them; rounded over all heads it is not."""
+    text = TEXT[:206].ljust(206)
+    archive = compress(text, tiny, ratio=0.999, allocation=allocation)
+    assert archive.manifest.prompt.context_tokens == 206
+    assert archive.manifest.compression.pairs_kept == kept
