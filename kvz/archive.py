@@ -18,6 +18,7 @@ from kvz.format.manifest import Manifest
 from kvz.format.reader import open_archive
 from kvz.format.tensors import read_cache
 from kvz.format.writer import write_archive
+from kvz.geometry import LayerShape
 from kvz.models.identity import ModelIdentity, identify_model
 from kvz.models.language_model import LanguageModel, load_weights
 from kvz.progress import Progress
@@ -131,7 +132,7 @@ def check_identity(manifest: Manifest, model: ModelIdentity) -> None:
     """
     theirs, ours = manifest, model.fingerprints
     same_kind = model.architecture == theirs.model.architecture
-    geometry = [(layer.kv_heads, layer.head_dim) for layer in theirs.model.layers]
+    geometry = tuple(LayerShape(layer.kv_heads, layer.head_dim, layer.window) for layer in theirs.model.layers)
     checks = {
         "the weights" if same_kind else f"the architecture ({model.architecture})": ours.model
         != theirs.model.fingerprint,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kvz.archive import Archive
 from kvz.cache.ragged import evict
+from kvz.defaults import METHOD
 from kvz.documents import Document, document_from_text, read_document
 from kvz.errors import DocumentError, ModelError, UsageError
 from kvz.format.manifest import (
@@ -27,39 +28,18 @@ from kvz.format.manifest import (
 from kvz.models.language_model import LanguageModel, load_model
 from kvz.models.prefill import prefill
 from kvz.progress import Progress, Timings
-from kvz.prompt import Frame, check_part, make_frame, truncate_ids
-from kvz.scoring.allocation import Allocation, Nonuniform, make_allocation, select
-from kvz.scoring.budget import Budget
-from kvz.scoring.kvzip import KVzip
-from kvz.scoring.method import Context, ScoringMethod
-from kvz.scoring.registry import make_method
+from kvz.prompt import Frame, make_frame, truncate_ids
+from kvz.recipe import Recipe, make_recipe
+from kvz.scoring.allocation import Allocation, Demand, select
+from kvz.scoring.method import Context, ScoringMethod, Setting
+from kvz.scoring.protection import protected_tokens
 from kvz.version import __version__
 
-__all__ = ["Recipe", "compress", "compress_document"]
+__all__ = ["compress", "compress_document"]
 
 _LIKE_A_PATH = re.compile(r"^\S*/\S*$|\.[A-Za-z]\w{0,4}$")
 _FEW_POSITIONS = 128
 _RESERVE = 512  # positions that --truncate leaves for question and answer, at most an eighth of the model's
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """Everything that shapes an archive besides the document and the model."""
-
-    budget: Budget
-    method: ScoringMethod = field(default_factory=KVzip)
-    allocation: Allocation = field(default_factory=Nonuniform)
-    keep_recent: int = 0
-    system: str | None = None
-    truncate: str | None = None
-    include_text: bool = True
-
-    def __post_init__(self) -> None:
-        """Raise UsageError for a truncation that does not exist, or a negative count."""
-        if self.keep_recent < 0:
-            raise UsageError(f"cannot keep the {self.keep_recent} most recent tokens; give 0 or more")
-        if self.truncate is not None:
-            check_part(self.truncate)
 
 
 def compress(
@@ -67,13 +47,15 @@ def compress(
     model: str | Path | LanguageModel | None = None,
     ratio: float | None = None,
     budget: int | None = None,
-    method: str | ScoringMethod = "kvzip",
-    allocation: str = "nonuniform",
+    method: str | ScoringMethod = METHOD,
+    allocation: str | Allocation | None = None,
     floor: float | None = None,
     keep_recent: int = 0,
+    protect: Sequence[str | tuple[int, int]] = (),
     system: str | None = None,
     truncate: str | None = None,
     include_text: bool = True,
+    offload: bool = False,
     device: str = "auto",
     dtype: str = "auto",
     progress: Progress | None = None,
@@ -83,18 +65,23 @@ def compress(
     `document` is a path, or the text itself: a string is taken for a path if a file of that name exists, and refused
     if it looks like a path to one that does not. `model` is a hub id, a folder, a `.gguf` file, a loaded model, or None
     for the embedded default. `ratio` is the share of context pairs KEPT (0.3 if neither it nor `budget`, pairs a head
-    on average, is given). Raises a KvzError.
+    on average, is given). `protect` names what every head keeps: ranges (start, end) of context tokens, or texts, each
+    wherever it occurs. Raises a KvzError.
     """
     progress = progress or Progress()
     source = _document(document)
-    recipe = Recipe(
-        budget=Budget.of_options(ratio, budget),
-        method=make_method(method) if isinstance(method, str) else method,
-        allocation=make_allocation(allocation, **({} if floor is None else {"floor": floor})),
+    recipe = make_recipe(
+        ratio=ratio,
+        budget=budget,
+        method=method,
+        allocation=allocation,
+        floor=floor,
         keep_recent=keep_recent,
+        protect=tuple(protect),
         system=system,
         truncate=truncate,
         include_text=include_text,
+        offload=offload,
     )
     if not isinstance(model, LanguageModel):
         model = load_model(model, device, dtype, progress.say)
@@ -109,56 +96,61 @@ def compress_document(source: Document, model: LanguageModel, recipe: Recipe, pr
     frame = make_frame(model.tokenizer, model.end_ids, recipe.system)
     ids, dropped = _context_ids(source, model, frame, recipe.truncate)
     prompt = [*frame.prefix_ids, *ids]
-    shape = (model.geometry.layers, model.geometry.kv_heads[0], len(ids))
-    recent = _recent(recipe, shape)
-    _warn(model, recent, ids, len(prompt), progress)
+    demand = _demand(recipe, model, frame, ids)
+    whole = _keeps_everything(demand)
+    if not whole:
+        recipe.allocation.groups(demand)  # says now, before any work, if the budget is too small
+    _check_offload(recipe, model)
+    _warn(model, whole, len(prompt), progress)
     progress.start("prefill", len(prompt), "tokens")
     with timings.phase("prefill"):
-        full = prefill(model, prompt, done=progress.advance)
-    context = Context(frame, tuple(ids), full)
-    scores = None
-    if recent < len(ids):
+        slack = recipe.method.replayed(len(ids))
+        full = prefill(model, prompt, done=progress.advance, offload=recipe.offload, slack=slack)
+    kept = torch.ones(demand.rows, len(ids), dtype=torch.bool)
+    if not whole:
         progress.start("score", len(ids), "tokens")
         with timings.phase("score"):
-            scores = recipe.method.score(model, context, progress.advance)
+            scores = recipe.method.score(model, Context(frame, tuple(ids), full), progress.advance)
     progress.start("evict", model.geometry.layers, "layers")
     with timings.phase("evict"):
-        kept = _select(scores, recipe, recent, shape)
-        cache = evict(full, kept, context.prefix, lambda layer: progress.advance(1))
+        if not whole:
+            kept = select(scores, demand, recipe.allocation)
+        cache = evict(full, kept, model.geometry, len(frame.prefix_ids), lambda layer: progress.advance(1))
     progress.finish()
     manifest = _manifest(source, model, recipe, frame, len(ids), dropped, kept)
     token_ids = torch.tensor(prompt, dtype=torch.int32) if recipe.include_text else None
     return Archive(manifest, cache, token_ids, timings.seconds, model)
 
 
-def _warn(model: LanguageModel, recent: int, ids: list[int], used: int, progress: Progress) -> None:
+def _demand(recipe: Recipe, model: LanguageModel, frame: Frame, ids: list[int]) -> Demand:
+    """What is wanted of the allocation; raises whatever the method or the protected spans object to."""
+    length = len(ids)
+    spans = [*recipe.method.protect(Setting(model, frame, length, recipe.budget.of(1, length)))]
+    spans.append((max(0, length - recipe.keep_recent), length))
+    protected = protected_tokens(model.tokenizer, ids, recipe.protect)
+    for start, end in spans:
+        protected[start:end] = True
+    return Demand(recipe.budget, model.geometry.row_layers, protected)
+
+
+def _keeps_everything(demand: Demand) -> bool:
+    """Whether nothing can be evicted. Both counts: an allocation rounds either over a head or over all of them."""
+    length = demand.length
+    covered = demand.per_head == length and demand.budget.of(demand.rows, length) == demand.rows * length
+    return covered or demand.least >= length
+
+
+def _check_offload(recipe: Recipe, model: LanguageModel) -> None:
+    if recipe.offload and model.device.type == "cpu":
+        raise UsageError("--offload moves the cache of a GPU to main memory; the model is on the cpu: leave it out")
+
+
+def _warn(model: LanguageModel, whole: bool, used: int, progress: Progress) -> None:
     left = model.geometry.max_positions - used
-    if recent == len(ids):
+    if whole:
         progress.say("the budget, or what is kept in any case, covers the whole context: nothing is scored or evicted")
     if left < _FEW_POSITIONS:
         progress.say(f"only {left} of the model's positions are left for a question and its answer")
-
-
-def _recent(recipe: Recipe, shape: tuple[int, int, int]) -> int:
-    """How many of the last tokens every head keeps, for a cache of `shape` (L, H, S); S if nothing can be evicted.
-
-    Raises UsageError if the budget is too small, before any work is done.
-    """
-    length = shape[2]
-    recent = max(recipe.keep_recent, recipe.method.recent(recipe.budget.of(1, length), length))
-    heads = shape[0] * shape[1]
-    covered = recipe.budget.of(1, length) == length and recipe.budget.of(heads, length) == heads * length
-    if recent >= length or covered:  # both counts: an allocation rounds either over a head or over all of them
-        return length
-    recipe.allocation.counts(shape, recipe.budget, recent)
-    return recent
-
-
-def _select(scores: Tensor | None, recipe: Recipe, recent: int, shape: tuple[int, int, int]) -> Tensor:
-    """The pairs to keep, bool `[L,H,S]`; all where nothing had to be scored."""
-    if scores is None:
-        return torch.ones(shape, dtype=torch.bool)
-    return select(scores, recipe.budget, recipe.allocation, recent)
 
 
 def _document(document: str | Path) -> Document:
@@ -210,7 +202,8 @@ def _too_long(tokens: str, positions: int, around: int) -> DocumentError:
 def _manifest(
     source: Document, model: LanguageModel, recipe: Recipe, frame: Frame, tokens: int, dropped: int, kept: Tensor
 ) -> Manifest:
-    counts = tuple(tuple(row) for row in kept.sum(2).tolist())
+    of_rows, geometry = kept.sum(1).tolist(), model.geometry
+    counts = tuple(tuple(of_rows[geometry.rows(layer)]) for layer in range(geometry.layers))
     prints = model.identity.fingerprints
     return Manifest(
         model=ModelInfo(
@@ -219,9 +212,9 @@ def _manifest(
             architecture=model.identity.architecture,
             fingerprint=prints.model,
             dtype=model.dtype_name,
-            query_heads=model.geometry.query_heads,
-            max_positions=model.geometry.max_positions,
-            layers=tuple(LayerInfo("full", heads, dim) for heads, dim in model.geometry.shapes),
+            query_heads=geometry.query_heads,
+            max_positions=geometry.max_positions,
+            layers=tuple(LayerInfo(s.kind, s.kv_heads, s.head_dim, s.window) for s in geometry.shapes),
         ),
         tokenizer=TokenizerInfo(prints.tokenizer, prints.template),
         prompt=PromptInfo(
@@ -243,7 +236,7 @@ def _manifest(
             method=recipe.method.name,
             parameters=dict(recipe.method.parameters()),
             allocation=recipe.allocation.name,
-            allocation_parameters={**recipe.allocation.parameters(), "keep_recent": recipe.keep_recent},
+            allocation_parameters={**recipe.allocation.parameters(), **recipe.guarantees()},
             ratio=recipe.budget.ratio,
             budget=recipe.budget.tokens,
             pairs_kept=int(kept.sum()),

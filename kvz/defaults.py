@@ -5,3 +5,6 @@ RATIO = 0.3
 
 MAX_NEW_TOKENS = 256
 """Longest answer, in tokens."""
+
+METHOD = "kvzip"
+"""Scoring method."""

@@ -16,18 +16,31 @@ from kvz.models.tokenizer import Tokenizer
 __all__ = [
     "Frame",
     "Seam",
+    "check_instruction",
     "check_part",
     "is_text",
     "make_frame",
     "question_ids",
     "repeat_ids",
     "truncate_ids",
+    "turn_ids",
 ]
 
 _DOCUMENT, _QUESTION, _ANSWER = "@@kvz:document@@", "@@kvz:question@@", "@@kvz:answer@@"
 _SYSTEM = "@@kvz:system@@"
-_FIRST_INSTRUCTION = "\n\nRepeat the previous context exactly."
-_LATER_INSTRUCTION = "\n\nRepeat the part of the previous context exactly, starting with "
+_INSTRUCTIONS = {
+    "repeat": (
+        "Repeat the previous context exactly.",
+        "Repeat the part of the previous context exactly, starting with ",
+    ),
+    "reproduce": ("Reproduce the text above word for word.", "Reproduce the text above word for word, starting from "),
+    "copy": ("Write a copy of the document.", "Go on with a copy of the document, after "),
+}
+"""Wordings of KVzip's instruction, for the first chunk and for later ones, which quote the chunk before."""
+_ANY_QUESTION = (
+    "Summarize the text above. List the main facts, names, dates and numbers in it. Explain why they matter. "
+    "Compare them. Then answer the following question about it:"
+)
 _OVERLAP = 8  # tokens of the previous chunk that a later instruction quotes
 
 _TRUNCATIONS = ("head", "middle", "tail")
@@ -104,13 +117,25 @@ def is_text(text: str) -> bool:
     return True
 
 
-def repeat_ids(tokenizer: Tokenizer, seam: Seam, context: Sequence[int], start: int, end: int) -> list[int]:
+def repeat_ids(
+    tokenizer: Tokenizer, seam: Seam, context: Sequence[int], start: int, end: int, instruction: str = "repeat"
+) -> list[int]:
     """KVzip's repeat input for context[start:end]: instruction, the template's turn, and the chunk's own ids."""
-    if start == 0:
-        instruction = tokenizer.encode_plain(_FIRST_INSTRUCTION)
-    else:
-        instruction = [*tokenizer.encode_plain(_LATER_INSTRUCTION), *context[max(0, start - _OVERLAP) : start]]
-    return [*instruction, *seam.after_ids, *context[start:end]]
+    first, later = _INSTRUCTIONS[instruction]
+    asked = tokenizer.encode_plain(f"\n\n{later if start else first}")
+    quoted = context[max(0, start - _OVERLAP) : start]
+    return [*asked, *quoted, *seam.after_ids, *context[start:end]]
+
+
+def turn_ids(tokenizer: Tokenizer, seam: Seam) -> list[int]:
+    """Ids of a question that asks for nothing in particular, with the turn of the template around it."""
+    return question_ids(tokenizer, seam, _ANY_QUESTION)
+
+
+def check_instruction(name: str) -> None:
+    """Raise UsageError unless there is a wording of that name."""
+    if name not in _INSTRUCTIONS:
+        raise UsageError(f"no instruction '{name}'; give one of {', '.join(_INSTRUCTIONS)}")
 
 
 def truncate_ids(ids: Sequence[int], limit: int, part: str) -> list[int]:

@@ -17,12 +17,22 @@ CHAT_TEMPLATE = (
 CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 MAX_POSITIONS = 4096
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gemma3")
 _CLASSES = {
     "llama": ("LlamaConfig", "LlamaForCausalLM"),
     "mistral": ("MistralConfig", "MistralForCausalLM"),
     "qwen2": ("Qwen2Config", "Qwen2ForCausalLM"),
     "qwen3": ("Qwen3Config", "Qwen3ForCausalLM"),
+    "phi3": ("Phi3Config", "Phi3ForCausalLM"),
+    "gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM"),
+}
+GEMMA_WINDOW = 24
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "gemma3": {
+        "sliding_window": GEMMA_WINDOW,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "query_pre_attn_scalar": 9,  # a scale that is not 1 / sqrt(head_dim)
+    }
 }
 
 
@@ -73,6 +83,7 @@ def make_model_folder(
         "eos_token_id": 2,
         "pad_token_id": 0,
         "initializer_range": 0.2,  # attention that is far from flat
+        **_OPTIONS.get(family, {}),
         **config_options,
     }
     torch.manual_seed(seed)

@@ -23,7 +23,7 @@ from kvz.archive import Archive, load, seam_of
 from kvz.bench.machine import describe_machine, read_bandwidth
 from kvz.cache.tail import Tail
 from kvz.cli.console import emit, note
-from kvz.compression import Recipe, compress_document
+from kvz.compression import compress_document
 from kvz.decode.policies.dense import DensePolicy
 from kvz.documents import document_from_text
 from kvz.errors import UsageError
@@ -31,7 +31,7 @@ from kvz.models.baseline import TransformersBaseline
 from kvz.models.language_model import LanguageModel, load_model
 from kvz.progress import Progress
 from kvz.prompt import question_ids
-from kvz.scoring.budget import Budget
+from kvz.recipe import make_recipe
 
 __all__ = ["main"]
 
@@ -178,8 +178,7 @@ def _row(name: str, values: dict[str, float], target: str) -> str:
 
 def _warm_up(model: LanguageModel, baseline: TransformersBaseline) -> None:
     """One short pass on each side, so that neither is charged for first-call work."""
-    recipe = Recipe(Budget(ratio=0.5))
-    compress_document(document_from_text("A few words to begin with."), model, recipe, Progress())
+    compress_document(document_from_text("A few words to begin with."), model, make_recipe(ratio=0.5), Progress())
     with torch.inference_mode():
         baseline.network(torch.tensor([[1, 2, 3]]), use_cache=False)
 
@@ -187,7 +186,7 @@ def _warm_up(model: LanguageModel, baseline: TransformersBaseline) -> None:
 def _compress(model: LanguageModel, tokens: int, ratio: float) -> tuple[Archive, float]:
     """An archive of the examples cut to `tokens`, written to disk and loaded again, and the seconds to write."""
     document = document_from_text(_text_of(model, tokens), "examples")
-    archive = compress_document(document, model, Recipe(Budget(ratio=ratio)), Progress())
+    archive = compress_document(document, model, make_recipe(ratio=ratio), Progress())
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
         archive.save(Path(folder) / "bench.kvz")

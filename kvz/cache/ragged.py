@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,13 +10,15 @@ import torch
 from torch import Tensor
 
 from kvz.cache.full import FullCache
+from kvz.cache.sliding import SlidingLayer
+from kvz.geometry import Geometry
 
-__all__ = ["RaggedCache", "RaggedLayer", "evict"]
+__all__ = ["RaggedCache", "RaggedLayer", "evict", "survivors"]
 
 
 @dataclass(frozen=True, eq=False)
 class RaggedLayer:
-    """One layer's surviving pairs.
+    """One layer's surviving pairs; of a sliding layer (`window` tokens, else None), the last window - 1 of every head.
 
     `keys, values [sum of head lengths, D]`, in position order inside a head; `offsets [H+1]` int64, head h owning rows
     offsets[h]:offsets[h+1]; `positions [sum]` int32, the RoPE position of each pair.
@@ -26,6 +28,7 @@ class RaggedLayer:
     values: Tensor
     offsets: Tensor
     positions: Tensor
+    window: int | None = None
 
     @cached_property
     def bounds(self) -> tuple[int, ...]:
@@ -44,7 +47,13 @@ class RaggedLayer:
 
     def to(self, device: torch.device) -> RaggedLayer:
         """The same layer on another device."""
-        return RaggedLayer(*(t.to(device) for t in (self.keys, self.values, self.offsets, self.positions)))
+        return RaggedLayer(
+            self.keys.to(device),
+            self.values.to(device),
+            self.offsets.to(device),
+            self.positions.to(device),
+            self.window,
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,27 +78,50 @@ class RaggedCache:
         return RaggedCache(tuple(layer.to(device) for layer in self.layers), self.logical_length)
 
 
-def evict(full: FullCache, kept: Tensor, prefix: int, done: Callable[[int], None] = lambda layer: None) -> RaggedCache:
-    """Copy the survivors out of `full`, freeing each full layer as soon as it is copied: one layer is held twice.
+def evict(
+    full: FullCache,
+    kept: Tensor,
+    geometry: Geometry,
+    prefix: int,
+    done: Callable[[int], None] = lambda layer: None,
+) -> RaggedCache:
+    """Copy the survivors out of `full`, freeing each layer as soon as it is copied: one layer is held twice.
 
-    `kept [L,H,S]` bool marks the context pairs to keep; the first `prefix` tokens are kept in every head.
-    `done(layer)` is called after each layer.
+    `kept [N,S]` bool marks the context pairs to keep of the heads of full layers; the first `prefix` tokens are kept in
+    every head. Sliding layers keep their last window. `done(layer)` is called after each layer.
     """
-    length = full.length
     layers = []
-    for index, mask in _masks(kept, prefix):
-        keys, values = full.layer(index)
-        mask = mask.to(keys.device)
-        heads = mask.shape[0]
-        offsets = torch.zeros(heads + 1, dtype=torch.int64, device=keys.device)
-        offsets[1:] = mask.sum(1).cumsum(0)
-        positions = torch.arange(length, dtype=torch.int32, device=keys.device).expand(heads, -1)[mask]
-        layers.append(RaggedLayer(keys[mask], values[mask], offsets, positions))
+    for index in range(full.layers):
+        layers.append(survivors(full, index, kept[geometry.rows(index)], prefix))
         full.release(index)
         done(index)
-    return RaggedCache(tuple(layers), length)
+    return RaggedCache(tuple(layers), full.length)
 
 
-def _masks(kept: Tensor, prefix: int) -> Iterator[tuple[int, Tensor]]:
-    for index in range(kept.shape[0]):
-        yield index, torch.nn.functional.pad(kept[index], (prefix, 0), value=True)
+def survivors(full: FullCache, index: int, kept: Tensor, prefix: int) -> RaggedLayer:
+    """A copy of what one layer keeps: `kept [H,S]` bool and the prefix, or a sliding layer's last window."""
+    sliding = full.sliding(index)
+    if sliding is not None:
+        return _last_window(sliding, full.length)
+    return _marked(*full.stored(index), torch.nn.functional.pad(kept, (prefix, 0), value=True))
+
+
+def _marked(keys: Tensor, values: Tensor, mask: Tensor) -> RaggedLayer:
+    mask = mask.to(keys.device)
+    heads, length = mask.shape
+    offsets = torch.zeros(heads + 1, dtype=torch.int64, device=keys.device)
+    offsets[1:] = mask.sum(1).cumsum(0)
+    positions = torch.arange(length, dtype=torch.int32, device=keys.device).expand(heads, -1)[mask]
+    return RaggedLayer(keys[mask], values[mask], offsets, positions)
+
+
+def _last_window(sliding: SlidingLayer, length: int) -> RaggedLayer:
+    """What a sliding layer needs to go on after `length` tokens."""
+    heads, held, dim = sliding.keys.shape
+    count = min(sliding.window - 1, held)
+    keys, values = (
+        t[:, held - count :].reshape(heads * count, dim).contiguous() for t in (sliding.keys, sliding.values)
+    )
+    offsets = torch.arange(heads + 1, device=keys.device) * count
+    positions = torch.arange(length - count, length, dtype=torch.int32, device=keys.device).repeat(heads)
+    return RaggedLayer(keys, values, offsets, positions, sliding.window)

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from kvz.geometry import LayerShape
+
 __all__ = ["Tail"]
 
 
@@ -19,17 +21,18 @@ class Tail:
 
     def __init__(
         self,
-        shapes: Sequence[tuple[int, int]],
+        shapes: Sequence[LayerShape],
         capacity: int,
         dtype: torch.dtype,
         device: torch.device,
         batch: int = 1,
     ) -> None:
-        """`shapes` is (KV heads, head dimension) of each layer, `capacity` in tokens."""
+        """`capacity` in tokens."""
         self.capacity = capacity
         self.length = 0
-        self._keys = [torch.empty(batch, h, capacity, d, dtype=dtype, device=device) for h, d in shapes]
-        self._values = [torch.empty(batch, h, capacity, d, dtype=dtype, device=device) for h, d in shapes]
+        sizes = [(batch, shape.kv_heads, capacity, shape.head_dim) for shape in shapes]
+        self._keys = [torch.empty(size, dtype=dtype, device=device) for size in sizes]
+        self._values = [torch.empty(size, dtype=dtype, device=device) for size in sizes]
 
     @property
     def nbytes(self) -> int:
@@ -50,6 +53,10 @@ class Tail:
     def advance(self, n: int) -> None:
         """Make the last `n` tokens written to every layer count."""
         self.length += n
+
+    def truncate(self, length: int) -> None:
+        """Forget all tokens after the first `length`."""
+        self.length = min(self.length, length)
 
     def reset(self) -> None:
         """Forget all tokens."""

@@ -13,7 +13,20 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 import typer
 
 from kvz.cli import console
+from kvz.cli.compress_summary import print_summary, summary_of
+from kvz.cli.method_options import (
+    ChunkOption,
+    HeadScoresOption,
+    InstructionOption,
+    KernelOption,
+    QueryOption,
+    SeedOption,
+    SinkOption,
+    WeightOption,
+    WindowOption,
+)
 from kvz.cli.options import DeviceOption, JsonOption, ModelOption, QuietOption
+from kvz.defaults import METHOD
 from kvz.errors import OutputError, UsageError
 
 if TYPE_CHECKING:
@@ -37,22 +50,47 @@ def compress(
         typer.Option("--output", "-o", metavar="OUT", help="Archive to write, - for stdout. [default: DOC with .kvz]"),
     ] = None,
     model: ModelOption = None,
-    method: Annotated[str, typer.Option(help="Scoring method: kvzip, kvzip+, snapkv, h2o, recent, random.")] = "kvzip",
+    method: Annotated[
+        str,
+        typer.Option(
+            help="Scoring method: kvzip, kvzip+, kvzip-head, snapkv, pyramidkv, adakv, h2o, duo, recent, random, full."
+        ),
+    ] = METHOD,
     allocation: Annotated[
-        str, typer.Option(help="How the budget is shared: nonuniform (best pairs anywhere) or uniform (same per head).")
-    ] = "nonuniform",
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            metavar="NAME",
+            help="How the budget is shared: nonuniform (best pairs anywhere), uniform (same per head), adakv (same per "
+            "layer), pyramid (less in later layers), head (whole heads). [default: the method's own]",
+        ),
+    ] = None,
     floor: Annotated[
         Optional[float],  # noqa: UP045
-        typer.Option(metavar="ALPHA", help="Least share of a uniform budget that each head keeps (nonuniform only)."),
+        typer.Option(metavar="ALPHA", help="nonuniform, adakv: least share of a uniform budget that each head keeps."),
     ] = None,
     keep_recent: Annotated[
         int, typer.Option(metavar="N", help="Keep the document's last N tokens in every head; they count.")
     ] = 0,
-    chunk: Annotated[Optional[int], typer.Option(help="kvzip, kvzip+: tokens repeated at a time.")] = None,  # noqa: UP045
-    window: Annotated[Optional[int], typer.Option(help="snapkv: last tokens that score the others.")] = None,  # noqa: UP045
-    kernel: Annotated[Optional[int], typer.Option(help="snapkv: positions max-pooled, odd.")] = None,  # noqa: UP045
-    sink: Annotated[Optional[int], typer.Option(help="recent: first tokens that are kept.")] = None,  # noqa: UP045
-    seed: Annotated[Optional[int], typer.Option(help="random: which pairs.")] = None,  # noqa: UP045
+    protect: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(
+            metavar="A:B",
+            help="Keep the document's tokens A to B (a Python slice) in every head; they count. May be repeated.",
+        ),
+    ] = None,
+    protect_text: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(metavar="TEXT", help="The same for every occurrence of TEXT in the document."),
+    ] = None,
+    chunk: ChunkOption = None,
+    instruction: InstructionOption = None,
+    weight: WeightOption = None,
+    window: WindowOption = None,
+    kernel: KernelOption = None,
+    query: QueryOption = None,
+    sink: SinkOption = None,
+    head_scores: HeadScoresOption = None,
+    seed: SeedOption = None,
     system: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(metavar="TEXT", help="System text in place of the chat template's own."),
@@ -61,6 +99,9 @@ def compress(
         Optional[str],  # noqa: UP045
         typer.Option(metavar="PART", help="If the document is too long, leave out its head, middle or tail."),
     ] = None,
+    offload: Annotated[
+        bool, typer.Option("--offload", help="Keep the full cache in main memory while a GPU computes.")
+    ] = False,
     omit_text: Annotated[bool, typer.Option("--omit-text", help="Leave the token ids out of the archive.")] = False,
     device: DeviceOption = "auto",
     dtype: Annotated[str, typer.Option(help="auto, bfloat16, float16 or float32.")] = "auto",
@@ -73,24 +114,44 @@ def compress(
     -r is the share of pairs kept: -r 0.3 keeps 30 % and frees 70 %. The chat template's own tokens are kept beside it.
     """
     target = _target(document, output, as_json)
-    from kvz.scoring.budget import Budget
-
-    limits = Budget.of_options(ratio, budget)
     from kvz.documents import read_document
     from kvz.format.atomic import check_target
+    from kvz.scoring.budget import Budget
 
+    Budget.of_options(ratio, budget)  # numbers that make no sense are told before torch is loaded
     source = read_document(document)
     if target is not None:
         check_target(target, overwrite=force)
-    from kvz.compression import Recipe, compress_document
+    from kvz.compression import compress_document
     from kvz.models.language_model import load_model
-    from kvz.scoring.allocation import make_allocation
-    from kvz.scoring.registry import make_method
+    from kvz.recipe import make_recipe
+    from kvz.scoring.protection import parse_span
 
-    options = {"chunk": chunk, "window": window, "kernel": kernel, "sink": sink, "seed": seed}
-    given = {name: value for name, value in options.items() if value is not None}
-    shares = make_allocation(allocation, **({} if floor is None else {"floor": floor}))
-    recipe = Recipe(limits, make_method(method, **given), shares, keep_recent, system, truncate, not omit_text)
+    options = {
+        "chunk": chunk,
+        "instruction": instruction,
+        "weight": weight,
+        "window": window,
+        "kernel": kernel,
+        "query": query,
+        "sink": sink,
+        "head_scores": head_scores,
+        "seed": seed,
+    }
+    recipe = make_recipe(
+        ratio=ratio,
+        budget=budget,
+        method=method,
+        allocation=allocation,
+        floor=floor,
+        keep_recent=keep_recent,
+        protect=(*map(parse_span, protect or ()), *(protect_text or ())),
+        system=system,
+        truncate=truncate,
+        include_text=not omit_text,
+        offload=offload,
+        **{name: value for name, value in options.items() if value is not None},
+    )
     progress = console.terminal_progress(quiet)
     try:
         began = time.perf_counter()
@@ -102,11 +163,11 @@ def compress(
         write_seconds = time.perf_counter() - began
     finally:
         progress.finish()
-    summary = _summary(archive, target, written, {"load": load_seconds, **archive.seconds, "write": write_seconds})
+    summary = summary_of(archive, target, written, {"load": load_seconds, **archive.seconds, "write": write_seconds})
     if as_json:
         console.emit_json(summary)
     if not quiet:
-        _print_summary(summary)
+        print_summary(summary)
 
 
 def _target(document: str, output: str | None, as_json: bool) -> Path | None:
@@ -151,44 +212,3 @@ def _write(archive: Archive, target: Path | None, force: bool, progress: Any) ->
             shutil.copyfileobj(file, sys.stdout.buffer, 1 << 20)
         sys.stdout.buffer.flush()
     return written
-
-
-def _summary(archive: Archive, target: Path | None, written: int, phases: dict[str, float]) -> dict[str, Any]:
-    manifest = archive.manifest
-    info, prompt = manifest.compression, manifest.prompt
-    itemsize = archive.cache.layers[0].keys.element_size()
-    full = sum(2 * x.kv_heads * x.head_dim for x in manifest.model.layers) * manifest.logical_length * itemsize
-    return {
-        "archive": "-" if target is None else str(target),
-        "document": manifest.source.name,
-        "model": manifest.model.id,
-        "dtype": manifest.model.dtype,
-        "context_tokens": prompt.context_tokens,
-        "prefix_tokens": prompt.prefix_tokens,
-        "dropped_tokens": manifest.source.dropped_tokens,
-        "truncated": manifest.source.truncated,
-        "pairs_kept": info.pairs_kept,
-        "pairs_total": info.pairs_total,
-        "kv_bytes_full": full,
-        "kv_bytes_kept": archive.cache.nbytes,
-        "file_bytes": written,
-        "seconds": {name: round(value, 3) for name, value in phases.items()},
-    }
-
-
-def _print_summary(summary: dict[str, Any]) -> None:
-    kept, total = summary["pairs_kept"], summary["pairs_total"]
-    if summary["dropped_tokens"]:
-        dropped = console.quantity(summary["dropped_tokens"])
-        console.note(f"kvz: {dropped} tokens of the document's {summary['truncated']} were left out")
-    if summary["context_tokens"] < 32:
-        console.note("kvz: the document is so short that compressing it gains nothing")
-    console.note(
-        f"{summary['archive']}: {console.quantity(summary['context_tokens'])} tokens, "
-        f"{console.quantity(kept)} of {console.quantity(total)} pairs kept ({100 * kept / total:.1f} %)"
-    )
-    console.note(
-        f"  KV cache {console.size(summary['kv_bytes_full'])} -> {console.size(summary['kv_bytes_kept'])}, "
-        f"file {console.size(summary['file_bytes'])} ({summary['dtype']}, {summary['model']})"
-    )
-    console.note("  " + ", ".join(f"{name} {console.seconds(value)}" for name, value in summary["seconds"].items()))

@@ -50,8 +50,7 @@ def _facts(opened: ArchiveFile) -> list[str]:
         "tokens": f"{m.prompt.prefix_tokens} prefix + {console.quantity(m.prompt.context_tokens)} context{cut}",
         "model": f"{m.model.id} ({m.model.architecture}, {m.model.dtype}"
         + (f", revision {m.model.revision[:12]})" if m.model.revision else ")"),
-        "geometry": f"{len(m.model.layers)} layers, {m.model.query_heads} query heads, "
-        f"{m.model.layers[0].kv_heads} KV heads of {m.model.layers[0].head_dim}",
+        "geometry": f"{len(m.model.layers)} layers, {m.model.query_heads} query heads, {_heads(m)}",
         "frame": m.prompt.frame + (" with its own system text" if m.prompt.system is not None else ""),
         "method": f"{info.method} {options}, {info.allocation} {sharing} {share}",
         "kept": f"{console.quantity(info.pairs_kept)} of {console.quantity(info.pairs_total)} pairs "
@@ -63,10 +62,21 @@ def _facts(opened: ArchiveFile) -> list[str]:
     return [f"{name:>9}  {value}" for name, value in rows.items()]
 
 
+def _heads(manifest: Manifest) -> str:
+    """KV heads of the layers, each shape once."""
+    kinds = {(x.kv_heads, x.head_dim): None for x in manifest.model.layers}
+    shapes = " or ".join(f"{heads} KV heads of {dim}" for heads, dim in kinds)
+    sliding = sum(x.window is not None for x in manifest.model.layers)
+    return shapes + (f"; {sliding} of the layers are sliding" if sliding else "")
+
+
 def _chart(manifest: Manifest) -> list[str]:
     context = manifest.prompt.context_tokens
     lines = ["    layer  share kept" + " " * 28 + "each head, %"]
     for index, row in enumerate(manifest.compression.kept):
+        if not row:
+            lines.append(f"{index:>9}  sliding: the last {console.quantity(manifest.head_lengths(index)[0])} tokens")
+            continue
         share = sum(row) / (context * len(row))
         heads = " ".join(f"{100 * kept / context:5.1f}" for kept in row)
         lines.append(f"{index:>9}  {console.bar(share):<30} {100 * share:5.1f}  {heads}")

@@ -18,6 +18,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from kvz.cli.ask import ask
+from kvz.cli.calibrate import calibrate
 from kvz.cli.compress import compress
 from kvz.cli.console import emit, note, printable
 from kvz.cli.inspect import inspect
@@ -44,7 +45,7 @@ def make_app() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_root)
-    for command in (compress, ask, inspect, verify, models):
+    for command in (compress, ask, inspect, verify, calibrate, models):
         app.command()(command)
     return app
 

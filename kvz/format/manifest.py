@@ -27,15 +27,21 @@ __all__ = [
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Positive = Annotated[int, Meta(ge=1, le=2**31)]
 Digest = Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
+_KINDS = ("full", "sliding")
 Parameter = bool | int | float | str | None
 
 
 class LayerInfo(Struct, frozen=True):
-    """Geometry of one layer's cache. `kind` is "full": evicted per head. Readers refuse kinds they do not know."""
+    """Geometry of one layer's cache. Readers refuse kinds they do not know.
+
+    `kind` is "full" (evicted per head) or "sliding": tokens see `window` tokens, their own included, and the last
+    window - 1 before a question are stored, dense.
+    """
 
     kind: str
     kv_heads: Positive
     head_dim: Positive
+    window: Positive | None = None
 
 
 class ModelInfo(Struct, frozen=True):
@@ -89,7 +95,10 @@ class SourceInfo(Struct, frozen=True):
 
 
 class CompressionInfo(Struct, frozen=True):
-    """What was kept. `ratio` is the share KEPT; `kept[layer][head]` counts context pairs, the prefix not among them."""
+    """What was kept. `ratio` is the share KEPT; `kept[layer][head]` counts context pairs, the prefix not among them.
+
+    Sliding layers are not evicted from: their row is empty, and they are not in the counts.
+    """
 
     method: str
     parameters: dict[str, Parameter]
@@ -142,6 +151,9 @@ class Manifest(Struct, frozen=True):
 
     def head_lengths(self, layer: int) -> list[int]:
         """Pairs stored for each head of a layer, the prefix included."""
+        info = self.model.layers[layer]
+        if info.window is not None:
+            return [min(info.window - 1, self.logical_length)] * info.kv_heads
         return [self.prompt.prefix_tokens + kept for kept in self.compression.kept[layer]]
 
 
@@ -162,19 +174,23 @@ def decode_manifest(text: str, path: str) -> Manifest:
 
 def _check_consistency(manifest: Manifest, path: str) -> None:
     layers, compression = manifest.model.layers, manifest.compression
+    for index, layer in enumerate(layers):
+        if layer.kind not in _KINDS:
+            raise ArchiveVersion(f"{path}: layer {index} is of kind '{layer.kind[:40]}', unknown here; upgrade kvz")
     context = manifest.prompt.context_tokens
-    total = sum(layer.kv_heads for layer in layers) * context
+    evicted = [layer.kv_heads if layer.kind == "full" else 0 for layer in layers]
+    total = sum(evicted) * context
     problems = {
-        "kept does not list every layer and head": [len(k) for k in compression.kept] != [x.kv_heads for x in layers],
+        "kept does not list every layer and head": [len(k) for k in compression.kept] != evicted,
         "a head keeps more pairs than there are": any(k > context for row in compression.kept for k in row),
         "pairs_kept is not the sum of kept": sum(map(sum, compression.kept)) != compression.pairs_kept,
         "pairs_total is not heads times tokens": total != compression.pairs_total,
+        "a layer's window does not go with its kind": any(
+            (x.kind == "sliding") != (x.window is not None) for x in layers
+        ),
     }
     for problem, found in problems.items():
         if found:
             raise CorruptArchive(f"{path}: the manifest contradicts itself ({problem}); the archive is damaged")
-    for index, layer in enumerate(layers):
-        if layer.kind != "full":
-            raise ArchiveVersion(f"{path}: layer {index} is of kind '{layer.kind[:40]}', unknown here; upgrade kvz")
     if manifest.quantisation is not None:
         raise ArchiveVersion(f"{path}: its pairs are quantised ({manifest.quantisation.scheme[:40]}); upgrade kvz")

@@ -28,8 +28,9 @@ def read_cache(archive: ArchiveFile, device: torch.device) -> tuple[RaggedCache,
             token_ids = file.get_tensor("token_ids") if manifest.source.text_included else None
             layers = []
             for index in range(len(manifest.model.layers)):
-                parts = (file.get_tensor(f"layers.{index}.{k}") for k in ("keys", "values", "offsets", "positions"))
-                layer = RaggedLayer(*parts)
+                names = ("keys", "values", "offsets", "positions")
+                keys, values, offsets, positions = (file.get_tensor(f"layers.{index}.{name}") for name in names)
+                layer = RaggedLayer(keys, values, offsets, positions, manifest.model.layers[index].window)
                 if problem := _problem(layer, manifest, index):
                     raise CorruptArchive(f"{archive.path} is damaged: layer {index} {problem}")
                 layers.append(layer if device.type == "cpu" else layer.to(device))
@@ -53,4 +54,7 @@ def _problem(layer: RaggedLayer, manifest: Manifest, index: int) -> str | None:
     rising[starts] = True
     if not bool(rising.all()):
         return "has positions out of order inside a head"
+    first = manifest.logical_length - lengths[0]  # rising, and as many as there are from here: the last ones
+    if layer.window is not None and int(positions.min()) != first:
+        return "has positions that are not its last window"
     return None

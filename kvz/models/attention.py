@@ -7,12 +7,13 @@ its name (`past_key_values`, later `cache`) nor its layout matters, and no model
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
-__all__ = ["ATTENTION_NAME", "PairStore", "WatchingStore", "register_attention"]
+__all__ = ["ATTENTION_NAME", "PairStore", "Told", "WatchingStore", "register_attention"]
 
 ATTENTION_NAME = "kvz"
 
@@ -34,6 +35,26 @@ class WatchingStore(PairStore, Protocol):
     def see(self, layer: int, hidden: Tensor) -> None:
         """The hidden states that enter a layer, before its norm: `[B,n,hidden]`."""
         ...
+
+
+class Told:
+    """A pair store that tells `done`, after each layer, how many of a pass's `tokens` that makes in proportion."""
+
+    def __init__(self, store: PairStore, done: Callable[[int], None], tokens: int, layers: int) -> None:
+        self._store = store
+        self._done = done
+        self._tokens = tokens
+        self._layers = layers
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        """What the store attends."""
+        out = self._store.attend(layer, query, key, value, scale)
+        self._done(self._tokens * (layer + 1) // self._layers - self._tokens * layer // self._layers)
+        return out
+
+    def see(self, layer: int, hidden: Tensor) -> None:
+        """Shown to a store that watches."""
+        self._store.see(layer, hidden)  # type: ignore[attr-defined]
 
 
 def register_attention() -> None:

@@ -35,6 +35,7 @@ _CONFIG_KEYS = (
     "sliding_window",
     "use_sliding_window",
 )
+_HYBRID_KEYS = ("layer_types", "query_pre_attn_scalar", "partial_rotary_factor")
 _PROBE = "The quick brown fox, 1234567890 — naïve café.\n\n\tdef f(x):\n    return x  # 数据 🙂\n"
 _SAMPLES = 16
 
@@ -60,6 +61,7 @@ def fingerprints_of(config: Any, folder: Path, tokenizer: Tokenizer) -> Fingerpr
 def _config_text(config: Any) -> bytes:
     """What in a config shapes keys and values, in a canonical form."""
     shaping = {key: getattr(config, key, None) for key in _CONFIG_KEYS}
+    shaping |= {key: value for key in _HYBRID_KEYS if (value := getattr(config, key, None)) is not None}
     rope = getattr(config, "rope_parameters", None) or {}
     shaping["rope"] = {key: rope[key] for key in sorted(rope) if rope[key] is not None}
     return json.dumps(shaping, sort_keys=True, default=str).encode()

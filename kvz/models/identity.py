@@ -10,7 +10,8 @@ from typing import Any
 from safetensors import SafetensorError
 
 from kvz.errors import ModelError
-from kvz.models.families import Geometry, geometry_of
+from kvz.geometry import Geometry
+from kvz.models.families import geometry_of
 from kvz.models.fingerprint import Fingerprints, fingerprints_of
 from kvz.models.quiet import first_line, quiet_transformers
 from kvz.models.source import ModelSource, find_model

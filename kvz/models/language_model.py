@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from kvz.errors import ModelError, UsageError
+from kvz.geometry import Geometry
 from kvz.models.attention import ATTENTION_NAME, PairStore, WatchingStore, register_attention
-from kvz.models.families import Geometry
 from kvz.models.identity import ModelIdentity, identify_model
 from kvz.models.quiet import first_line, quiet_transformers
 from kvz.models.source import ModelSource
@@ -60,8 +60,13 @@ class LanguageModel:
     @torch.inference_mode()
     def logits(self, ids: Tensor, start: int, store: PairStore) -> Tensor:
         """Logits after the last of `ids [n]`, whose first has RoPE position `start`: `[vocabulary]` float32."""
-        out = self.network(**self._inputs(ids, start, store), logits_to_keep=1)
-        logits: Tensor = out.logits[0, -1].float()
+        return self.last_logits(ids, start, store, 1)[0]
+
+    @torch.inference_mode()
+    def last_logits(self, ids: Tensor, start: int, store: PairStore, count: int) -> Tensor:
+        """Logits after each of the last `count` of `ids [n]`: `[count, vocabulary]` float32."""
+        out = self.network(**self._inputs(ids, start, store), logits_to_keep=count)
+        logits: Tensor = out.logits[0].float()
         return logits
 
     @torch.inference_mode()

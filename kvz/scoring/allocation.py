@@ -1,12 +1,16 @@
-"""From scores to pairs kept: exact counts, ties broken by position, at least one pair in every head."""
+"""From scores to pairs kept: exact counts, ties broken by position, at least one pair in every head.
+
+An allocation cuts the heads into groups; inside a group the best pairs win, each head's own best ones first up to what
+it is guaranteed. Rows of a score matrix `[N,S]` are the KV heads of all full layers, layer after layer.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, fields
 from fractions import Fraction
-from typing import Protocol
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -14,47 +18,93 @@ from torch import Tensor
 from kvz.errors import ScoringError, UsageError
 from kvz.scoring.budget import Budget
 
-__all__ = ["ALLOCATIONS", "Allocation", "Nonuniform", "Uniform", "make_allocation", "select"]
+__all__ = ["AdaKV", "Allocation", "Demand", "Group", "Nonuniform", "Uniform", "select", "top_of_each"]
 
 
-class Allocation(Protocol):
-    """How a budget is shared among layers and heads."""
+@dataclass(frozen=True, eq=False)
+class Demand:
+    """What is wanted of an allocation: a budget, over the layer of each row, with `protected [S]` bool tokens kept."""
+
+    budget: Budget
+    row_layers: tuple[int, ...]
+    protected: Tensor
 
     @property
-    def name(self) -> str:
-        """Name in the registry and in manifests."""
-        ...
+    def rows(self) -> int:
+        """N: KV heads that pairs are evicted from."""
+        return len(self.row_layers)
 
-    def parameters(self) -> Mapping[str, int | float | str]:
-        """Everything that shapes the sharing, for the manifest."""
-        ...
+    @property
+    def length(self) -> int:
+        """S: context tokens."""
+        return self.protected.shape[0]
 
-    def counts(self, shape: tuple[int, int, int], budget: Budget, recent: int) -> tuple[int, int]:
-        """Pairs kept (of all, or of each head), and of each head in any case, for scores of `shape` (L, H, S).
+    @property
+    def least(self) -> int:
+        """Pairs that every head keeps in any case: the protected ones, or one."""
+        return max(1, int(self.protected.sum()))
 
-        Raises UsageError if the budget is too small; it can be asked before there are scores.
-        """
-        ...
+    @property
+    def per_head(self) -> int:
+        """Pairs a head, if every head had the same number."""
+        return self.budget.of(1, self.length)
 
-    def keep(self, scores: Tensor, budget: Budget, recent: int) -> Tensor:
-        """The pairs to keep, bool `[L,H,S]`, for finite `scores [L,H,S]`; the last `recent` of every head are."""
-        ...
-
-
-def select(scores: Tensor, budget: Budget, allocation: Allocation, recent: int = 0) -> Tensor:
-    """The pairs to keep, bool `[L,H,S]`, for float32 `scores [L,H,S]`: higher is kept.
-
-    The last `recent` pairs of every head are kept whatever they score, and count. Raises ScoringError if a score is NaN
-    or infinite, and UsageError if the budget is too small for what every head keeps in any case.
-    """
-    for layer, finite in enumerate(torch.isfinite(scores).flatten(1).all(1).tolist()):
-        if not finite:
-            raise ScoringError(f"layer {layer} has scores that are NaN or infinite; try --dtype float32")
-    return allocation.keep(scores, budget, recent)
+    def too_small(self, pairs: int, least: float) -> UsageError:
+        """The error of a budget that cannot give every head `pairs` pairs; `least` is the ratio that could."""
+        named = "the 1 pair" if pairs == 1 else f"the {pairs} pairs"
+        return UsageError(
+            f"{self.budget} is too small for {named} that every head keeps of {self.length}; the least is "
+            f"{math.ceil(1e6 * least) / 1e6:g}; -r 1 keeps everything"
+        )
 
 
 @dataclass(frozen=True)
-class Nonuniform:
+class Group:
+    """Rows first:last share `count` pairs, each row guaranteed its `least` best."""
+
+    first: int
+    last: int
+    count: int
+    least: int
+
+
+class Allocation(ABC):
+    """How a budget is shared among layers and heads: a frozen dataclass whose fields are its options."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """Name in the registry and in manifests."""
+
+    @abstractmethod
+    def groups(self, demand: Demand) -> list[Group]:
+        """Groups of rows, in order. Raises UsageError if the budget is too small; it is asked before any work."""
+
+    def parameters(self) -> dict[str, int | float | str]:
+        """Everything that shapes the sharing, for the manifest."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+
+    def keep(self, scores: Tensor, demand: Demand) -> Tensor:
+        """The pairs to keep, bool `[N,S]`, for finite `scores [N,S]`."""
+        ranked = scores.masked_fill(demand.protected, math.inf)
+        return torch.cat([_keep_of_group(ranked[g.first : g.last], g) for g in self.groups(demand)])
+
+
+def select(scores: Tensor, demand: Demand, allocation: Allocation) -> Tensor:
+    """The pairs to keep, bool `[N,S]`, for float32 `scores [N,S]`: higher is kept.
+
+    Raises ScoringError if a score is NaN or infinite, naming the layer, and UsageError if the budget is too small for
+    what every head keeps in any case.
+    """
+    for row, finite in enumerate(torch.isfinite(scores).all(1).tolist()):
+        if not finite:
+            layer = demand.row_layers[row]
+            raise ScoringError(f"layer {layer} has scores that are NaN or infinite; try --dtype float32")
+    return allocation.keep(scores, demand)
+
+
+@dataclass(frozen=True)
+class Nonuniform(Allocation):
     """One top-k over all layers and heads (arXiv 2505.23416), each head's best pairs guaranteed.
 
     `floor` is the share of a uniform budget that every head keeps at least (Ada-KV's alpha); one pair in any case.
@@ -63,90 +113,81 @@ class Nonuniform:
     floor: float = 0.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.floor <= 1:
-            raise UsageError(f"floor {self.floor:g}: give the share of a uniform budget that each head keeps, 0 to 1")
+        _check_floor(self.floor)
 
     @property
     def name(self) -> str:
         return "nonuniform"
 
-    def parameters(self) -> dict[str, int | float | str]:
-        return {"floor": self.floor}
-
-    def counts(self, shape: tuple[int, int, int], budget: Budget, recent: int) -> tuple[int, int]:
-        layers, heads, length = shape
-        count = budget.of(layers * heads, length)
-        guaranteed = max(1, recent, int(Fraction(str(self.floor)) * count / (layers * heads)))
-        if count < guaranteed * layers * heads:
-            raise _too_small(budget, guaranteed, length)
-        return count, guaranteed
-
-    def keep(self, scores: Tensor, budget: Budget, recent: int) -> Tensor:
-        layers, heads, length = scores.shape
-        count, guaranteed = self.counts((layers, heads, length), budget, recent)
-        ranked = _with_recent(scores, recent).view(layers * heads, length)
-        first = _top(ranked, guaranteed).view(layers, heads, length)
-        # Position first, so that ties go to the earlier position in any head.
-        ranked = scores.masked_fill(first, math.inf).permute(2, 0, 1).reshape(1, -1)
-        return _top(ranked, count).view(length, layers, heads).permute(1, 2, 0).contiguous()
+    def groups(self, demand: Demand) -> list[Group]:
+        count = demand.budget.of(demand.rows, demand.length)
+        return [_group(demand, 0, demand.rows, count, self.floor)]
 
 
 @dataclass(frozen=True)
-class Uniform:
+class AdaKV(Allocation):
+    """A uniform budget for every layer, one top-k over the heads of each (Ada-KV, arXiv 2407.11550).
+
+    `floor` is the paper's alpha: the share of a uniform budget that every head keeps at least.
+    """
+
+    floor: float = 0.2
+
+    def __post_init__(self) -> None:
+        _check_floor(self.floor)
+
+    @property
+    def name(self) -> str:
+        return "adakv"
+
+    def groups(self, demand: Demand) -> list[Group]:
+        groups, first = [], 0
+        for _, rows in groupby(demand.row_layers):
+            heads = len(list(rows))
+            count = demand.budget.of(heads, demand.length)
+            groups.append(_group(demand, first, first + heads, count, self.floor))
+            first += heads
+        return groups
+
+
+@dataclass(frozen=True)
+class Uniform(Allocation):
     """The same number of pairs in every head, each head's best."""
 
     @property
     def name(self) -> str:
         return "uniform"
 
-    def parameters(self) -> dict[str, int | float | str]:
-        return {}
-
-    def counts(self, shape: tuple[int, int, int], budget: Budget, recent: int) -> tuple[int, int]:
-        count, guaranteed = budget.of(1, shape[2]), max(1, recent)
-        if count < guaranteed:
-            raise _too_small(budget, guaranteed, shape[2])
-        return count, guaranteed
-
-    def keep(self, scores: Tensor, budget: Budget, recent: int) -> Tensor:
-        layers, heads, length = scores.shape
-        count, _ = self.counts((layers, heads, length), budget, recent)
-        return _top(_with_recent(scores, recent).view(layers * heads, length), count).view(layers, heads, length)
+    def groups(self, demand: Demand) -> list[Group]:
+        return [_group(demand, row, row + 1, demand.per_head, 0.0) for row in range(demand.rows)]
 
 
-ALLOCATIONS: dict[str, Callable[..., Allocation]] = {
-    "nonuniform": Nonuniform,
-    "uniform": Uniform,
-}
+def _check_floor(floor: float) -> None:
+    if not 0 <= floor <= 1:
+        raise UsageError(f"floor {floor:g}: give the share of a uniform budget that each head keeps, 0 to 1")
 
 
-def make_allocation(name: str, **options: float) -> Allocation:
-    """The allocation called `name` with its options; raises UsageError if there is none or it takes no such option."""
-    if name not in ALLOCATIONS:
-        raise UsageError(f"no allocation '{name}'; there are: {', '.join(ALLOCATIONS)}")
-    try:
-        return ALLOCATIONS[name](**options)
-    except TypeError as error:
-        raise UsageError(f"allocation '{name}' does not take {', '.join(options)}") from error
+def _group(demand: Demand, first: int, last: int, count: int, floor: float) -> Group:
+    """A group whose rows are guaranteed the share `floor` of an equal part, and what they keep in any case."""
+    rows = last - first
+    least = max(demand.least, int(Fraction(str(floor)) * count / rows))
+    if count < least * rows:
+        raise demand.too_small(least, least / demand.length)
+    return Group(first, last, count, least)
 
 
-def _with_recent(scores: Tensor, recent: int) -> Tensor:
-    """A copy of the scores in which the last `recent` rank above everything."""
-    ranked = scores.clone(memory_format=torch.contiguous_format)
-    ranked[:, :, scores.shape[2] - recent :] = math.inf
-    return ranked
+def _keep_of_group(ranked: Tensor, group: Group) -> Tensor:
+    """The pairs that the rows of one group keep, of their scores `[rows,S]`; infinite ones come first."""
+    rows, length = ranked.shape
+    first = top_of_each(ranked, min(group.least, length))
+    if rows == 1 and group.least < group.count:
+        return top_of_each(ranked, group.count)
+    # Position first, so that ties go to the earlier position in any head.
+    ordered = ranked.masked_fill(first, math.inf).t().reshape(1, -1)
+    return top_of_each(ordered, group.count).view(length, rows).t().contiguous()
 
 
-def _too_small(budget: Budget, guaranteed: int, length: int) -> UsageError:
-    least = math.ceil(1e6 * guaranteed / length) / 1e6
-    pairs = "the 1 pair" if guaranteed == 1 else f"the {guaranteed} pairs"
-    return UsageError(
-        f"{budget} is too small for {pairs} that every head keeps of {length}; the least is {least:g}; "
-        "-r 1 keeps everything"
-    )
-
-
-def _top(scores: Tensor, keep: int) -> Tensor:
+def top_of_each(scores: Tensor, keep: int) -> Tensor:
     """Mask of exactly `keep` largest in each row of `scores [rows,n]`; among equals the first ones win."""
     count = scores.shape[1]
     if keep >= count:

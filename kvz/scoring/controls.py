@@ -1,4 +1,4 @@
-"""Controls that look at nothing: what a method must beat."""
+"""Controls: what a method must beat, and the full cache that it is compared with."""
 
 from __future__ import annotations
 
@@ -8,14 +8,33 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kvz.errors import UsageError
 from kvz.models.language_model import LanguageModel
-from kvz.scoring.method import Context
+from kvz.scoring.allocation import Allocation, Uniform
+from kvz.scoring.method import Context, ScoringMethod, Setting, Spans, empty_scores
 
-__all__ = ["RandomPairs", "Recent"]
+__all__ = ["Full", "RandomPairs", "Recent"]
 
 
 @dataclass(frozen=True)
-class RandomPairs:
+class Full(ScoringMethod):
+    """Every pair, whatever the budget."""
+
+    @property
+    def name(self) -> str:
+        return "full"
+
+    def protect(self, setting: Setting) -> Spans:
+        """All tokens."""
+        return ((0, setting.length),)
+
+    def score(self, model: LanguageModel, context: Context, done: Callable[[int], None]) -> Tensor:
+        """The same score for all; it is not asked for, since everything is protected."""
+        return empty_scores(model, len(context.ids))
+
+
+@dataclass(frozen=True)
+class RandomPairs(ScoringMethod):
     """Pairs at random, the same ones for the same `seed`."""
 
     seed: int = 0
@@ -24,37 +43,32 @@ class RandomPairs:
     def name(self) -> str:
         return "random"
 
-    def parameters(self) -> dict[str, int | float | str]:
-        return {"seed": self.seed}
-
-    def recent(self, per_head: int, length: int) -> int:
-        return 0
-
     def score(self, model: LanguageModel, context: Context, done: Callable[[int], None]) -> Tensor:
-        shape = (model.geometry.layers, model.geometry.kv_heads[0], len(context.ids))
+        generator = torch.Generator().manual_seed(self.seed)
         done(len(context.ids))
-        return torch.rand(shape, generator=torch.Generator().manual_seed(self.seed))
+        return torch.rand(empty_scores(model, len(context.ids)).shape, generator=generator)
 
 
 @dataclass(frozen=True)
-class Recent:
+class Recent(ScoringMethod):
     """StreamingLLM (arXiv 2309.17453): `sink` first tokens and the most recent ones."""
 
     sink: int = 4
+
+    def __post_init__(self) -> None:
+        if self.sink < 0:
+            raise UsageError(f"sink of {self.sink} tokens: give 0 or more")
 
     @property
     def name(self) -> str:
         return "recent"
 
-    def parameters(self) -> dict[str, int | float | str]:
-        return {"sink": self.sink}
-
-    def recent(self, per_head: int, length: int) -> int:
-        return 0
+    def allocation(self) -> Allocation:
+        return Uniform()
 
     def score(self, model: LanguageModel, context: Context, done: Callable[[int], None]) -> Tensor:
         length = len(context.ids)
-        scores = torch.arange(length, dtype=torch.float32)
-        scores[: self.sink] = length
+        newest = torch.arange(length, dtype=torch.float32)
+        newest[: self.sink] = length
         done(length)
-        return scores.expand(model.geometry.layers, model.geometry.kv_heads[0], length).contiguous()
+        return newest.expand(model.geometry.rows_total, length).contiguous()

@@ -8,9 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kvz.cache.sliding import SlidingLayer
+from kvz.geometry import Geometry
 from kvz.kernels.attention_sum import column_sum
+from kvz.models.attention import Told
 from kvz.models.language_model import LanguageModel
-from kvz.scoring.method import Context
+from kvz.scoring.allocation import Allocation, Uniform
+from kvz.scoring.method import Context, ScoringMethod, Setting, Spans, empty_scores
 from kvz.scoring.replay import ReplayPass
 
 __all__ = ["H2O"]
@@ -19,7 +23,7 @@ _CHUNK = 2048  # tokens replayed at a time
 
 
 @dataclass(frozen=True)
-class H2O:
+class H2O(ScoringMethod):
     """Softmax mass a key received from all queries of the context at or after it, summed over the group.
 
     The context is replayed block by block: no `[S,S]` matrix is ever held.
@@ -29,36 +33,51 @@ class H2O:
     def name(self) -> str:
         return "h2o"
 
-    def parameters(self) -> dict[str, int | float | str]:
-        return {}
+    def allocation(self) -> Allocation:
+        return Uniform()
 
-    def recent(self, per_head: int, length: int) -> int:
-        """Half of a head's budget."""
-        return min(per_head // 2, length)
+    def protect(self, setting: Setting) -> Spans:
+        """The most recent tokens, half of a head's budget."""
+        return ((setting.length - min(setting.per_head // 2, setting.length), setting.length),)
 
     def score(self, model: LanguageModel, context: Context, done: Callable[[int], None]) -> Tensor:
-        """Scores `[L,H,S]` float32, on the CPU. One pass over the context."""
-        length = len(context.ids)
-        scores = torch.zeros(model.geometry.layers, model.geometry.kv_heads[0], length)
-        for start in range(0, length, _CHUNK):
-            ids = context.ids[start : start + _CHUNK]
-            past = context.prefix + start
-            model.fill(torch.tensor(ids), past, _Received(context, past, scores))
-            done(len(ids))
+        """Scores `[N,S]` float32, on the CPU. One pass over prefix and context."""
+        scores = empty_scores(model, len(context.ids))
+        prompt = [*context.frame.prefix_ids, *context.ids]
+        sliding = _no_past(model)
+        for start in range(0, len(prompt), _CHUNK):
+            ids = prompt[start : start + _CHUNK]
+            replay = _Received(context, start, sliding, model.geometry, scores)
+            counted = len(ids) - max(0, context.prefix - start)
+            model.fill(torch.tensor(ids), start, Told(replay, done, max(0, counted), model.geometry.layers))
         return scores
+
+
+def _no_past(model: LanguageModel) -> dict[int, SlidingLayer]:
+    """The sliding layers before the first token."""
+    layers = {}
+    for index, shape in enumerate(model.geometry.shapes):
+        if shape.window is not None:
+            none = torch.empty(shape.kv_heads, 0, shape.head_dim, dtype=model.dtype, device=model.device)
+            layers[index] = SlidingLayer(none, none, shape.window)
+    return layers
 
 
 @dataclass(frozen=True)
 class _Received(ReplayPass):
-    """Adds the attention that a block of queries pays to `scores [L,H,S]`."""
+    """Adds the attention that a block of queries pays to `scores [N,S]`."""
 
+    geometry: Geometry
     scores: Tensor
 
     def watch_head(
         self, layer: int, head: int, query: Tensor, past: Tensor, own: Tensor, lse: Tensor, scale: float
     ) -> None:
-        start = self.past - self.context.prefix
-        if start:
-            self.scores[layer, head, :start] += column_sum(query, past[self.context.prefix :], lse, scale).cpu()
-        mine = column_sum(query, own, lse, scale, causal=True).cpu()
-        self.scores[layer, head, start : start + len(mine)] += mine
+        row = self.scores[self.geometry.rows(layer)][head]
+        prefix = self.context.prefix
+        if self.past > prefix:
+            row[: self.past - prefix] += column_sum(query, past[prefix:], lse, scale).cpu()
+        received = column_sum(query, own, lse, scale, causal=True).cpu()
+        skipped = max(0, prefix - self.past)  # the block's tokens that belong to the prefix
+        start = self.past + skipped - prefix
+        row[start : start + max(0, len(received) - skipped)] += received[skipped:]

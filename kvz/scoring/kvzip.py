@@ -13,58 +13,82 @@ import torch
 from torch import Tensor
 
 from kvz.errors import UsageError
-from kvz.kernels.kvzip_score import column_max
+from kvz.kernels.kvzip_score import column_max, largest_logit
+from kvz.models.attention import Told
 from kvz.models.language_model import LanguageModel
-from kvz.prompt import repeat_ids
-from kvz.scoring.method import Context
+from kvz.prompt import check_instruction, repeat_ids
+from kvz.scoring.method import Context, ScoringMethod, empty_scores
 from kvz.scoring.repeat_pass import RepeatedChunk, RepeatPass
 
-__all__ = ["KVzip"]
+__all__ = ["KVzip", "RepeatingMethod"]
 
 
 @dataclass(frozen=True)
-class KVzip:
-    """The paper's method; `chunk` is its m, in tokens."""
+class RepeatingMethod(ScoringMethod):
+    """Scores from a repeat pass, `chunk` tokens at a time (the paper's m), under one of the `instruction`s."""
 
     chunk: int = 2048
+    instruction: str = "repeat"
 
     def __post_init__(self) -> None:
         if self.chunk < 1:
             raise UsageError(f"chunk of {self.chunk} tokens: give 1 or more")
+        check_instruction(self.instruction)
+
+    def score(self, model: LanguageModel, context: Context, done: Callable[[int], None]) -> Tensor:
+        """Scores `[N,S]` float32, on the CPU. One pass over the context, in forward passes of `chunk` tokens."""
+        length = len(context.ids)
+        scores = empty_scores(model, length)
+        for start in range(0, length, self.chunk):
+            end = min(start + self.chunk, length)
+            ids = repeat_ids(model.tokenizer, context.frame.seam, context.ids, start, end, self.instruction)
+            store = self.chunk_pass(model, RepeatedChunk(context, model.geometry, start, end, scores))
+            told = Told(store, done, end - start, model.geometry.layers)
+            model.fill_watched(torch.tensor(ids), context.prefix + length, told)
+        return scores
+
+    def chunk_pass(self, model: LanguageModel, chunk: RepeatedChunk) -> RepeatPass:
+        """The pair store that scores one chunk."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class KVzip(RepeatingMethod):
+    """The paper's method; `weight` is "softmax", or "logit" for its variant without one."""
+
+    weight: str = "softmax"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.weight not in _PASSES:
+            raise UsageError(f"no weight '{self.weight}': give one of {', '.join(_PASSES)}")
 
     @property
     def name(self) -> str:
         return "kvzip"
 
-    def parameters(self) -> dict[str, int | float | str]:
-        return {"chunk": self.chunk}
-
-    def recent(self, per_head: int, length: int) -> int:
-        """None: every pair stands for itself."""
-        return 0
-
-    def score(self, model: LanguageModel, context: Context, done: Callable[[int], None]) -> Tensor:
-        """Scores `[L,H,S]` float32, on the CPU. One pass over the context, in forward passes of `chunk` tokens."""
-        layers, heads, length = model.geometry.layers, model.geometry.kv_heads[0], len(context.ids)
-        scores = torch.empty(layers, heads, length, dtype=torch.float32)
-        after = context.prefix + length
-        for start in range(0, length, self.chunk):
-            end = min(start + self.chunk, length)
-            repeat = repeat_ids(model.tokenizer, context.frame.seam, context.ids, start, end)
-            self._run(model, torch.tensor(repeat), after, RepeatedChunk(context, start, end, scores))
-            done(end - start)
-        return scores
-
-    def _run(self, model: LanguageModel, ids: Tensor, position: int, chunk: RepeatedChunk) -> None:
-        """Run a chunk's repeat input `ids`, whose first RoPE position is `position`, and write the chunk's scores."""
-        model.fill(ids, position, LargestWeight(chunk))
+    def chunk_pass(self, model: LanguageModel, chunk: RepeatedChunk) -> RepeatPass:
+        return _PASSES[self.weight](chunk)
 
 
 @dataclass(frozen=True)
-class LargestWeight(RepeatPass):
+class _LargestWeight(RepeatPass):
     """Scores by the largest weight over group and rows."""
 
     def score_head(
         self, layer: int, head: int, query: Tensor, key: Tensor, value: Tensor, lse: Tensor, scale: float
     ) -> Tensor:
         return column_max(query.flatten(0, 1), key, lse.flatten(), scale)
+
+
+@dataclass(frozen=True)
+class _LargestLogit(RepeatPass):
+    """Scores by the largest scaled product of query and key."""
+
+    def score_head(
+        self, layer: int, head: int, query: Tensor, key: Tensor, value: Tensor, lse: Tensor, scale: float
+    ) -> Tensor:
+        return largest_logit(query.flatten(0, 1), key, torch.zeros_like(lse).flatten(), scale)
+
+
+_PASSES: dict[str, Callable[[RepeatedChunk], RepeatPass]] = {"softmax": _LargestWeight, "logit": _LargestLogit}

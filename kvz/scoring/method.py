@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 
+import torch
 from torch import Tensor
 
 from kvz.cache.full import FullCache
 from kvz.models.language_model import LanguageModel
 from kvz.prompt import Frame
+from kvz.scoring.allocation import Allocation, Nonuniform
 
-__all__ = ["Context", "ScoringMethod"]
+__all__ = ["Context", "ScoringMethod", "Setting", "Spans", "empty_scores"]
+
+Spans = tuple[tuple[int, int], ...]
+"""Ranges (start, end) of context tokens."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is known before any work: the model, the frame, the context's `length`, and the budget of one head.
+
+    `length` is in tokens, `per_head` in pairs.
+    """
+
+    model: LanguageModel
+    frame: Frame
+    length: int
+    per_head: int
 
 
 @dataclass(frozen=True)
@@ -29,25 +47,44 @@ class Context:
         return len(self.frame.prefix_ids)
 
 
-class ScoringMethod(Protocol):
-    """Scores the pairs of a context: the higher, the more worth keeping."""
+class ScoringMethod(ABC):
+    """Scores the pairs of a context: the higher, the more worth keeping.
+
+    A frozen dataclass whose fields are the method's options; they go into the manifest.
+    """
 
     @property
+    @abstractmethod
     def name(self) -> str:
         """Name in the registry and in manifests."""
-        ...
 
-    def parameters(self) -> Mapping[str, int | float | str]:
-        """Everything that shapes the scores, for the manifest."""
-        ...
-
-    def recent(self, per_head: int, length: int) -> int:
-        """How many of the `length` context tokens, the last ones, every head keeps whatever they score.
-
-        `per_head` is the budget of one head, in pairs.
-        """
-        ...
-
+    @abstractmethod
     def score(self, model: LanguageModel, context: Context, done: Callable[[int], None]) -> Tensor:
-        """Scores `[L,H,S]` float32; `done` is told how many context tokens have been scored."""
-        ...
+        """Scores `[N,S]` float32 on the CPU, a row for each KV head of each full layer (`geometry.rows`).
+
+        `done` is told how many context tokens have been scored since it was told last.
+        """
+
+    def parameters(self) -> dict[str, int | float | str | None]:
+        """Everything that shapes the scores, for the manifest."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+
+    def allocation(self) -> Allocation:
+        """How the budget is shared unless the user says otherwise: as in the method's paper."""
+        return Nonuniform()
+
+    def protect(self, setting: Setting) -> Spans:
+        """Context tokens that every head keeps whatever they score; they count. Asked before any work is done.
+
+        Raises UsageError, or another KvzError, if the method cannot work in this setting.
+        """
+        return ()
+
+    def replayed(self, length: int) -> int:
+        """How many of the last context tokens `score` runs through the model again over the cache before them."""
+        return 0
+
+
+def empty_scores(model: LanguageModel, length: int) -> Tensor:
+    """Zeros `[N,S]` float32 on the CPU."""
+    return torch.zeros(model.geometry.rows_total, length)

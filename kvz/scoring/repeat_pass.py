@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kvz.geometry import Geometry
 from kvz.kernels.attention import grouped_attention
 from kvz.kernels.merge import merge_parts
 from kvz.scoring.method import Context
@@ -23,9 +24,10 @@ __all__ = ["RepeatPass", "RepeatedChunk"]
 
 @dataclass(frozen=True, eq=False)
 class RepeatedChunk:
-    """Tokens start:end of a context, and where their scores go: `scores [L,H,S]`."""
+    """Tokens start:end of a context, and where their scores go: `scores [N,S]`, rows as `geometry` has them."""
 
     context: Context
+    geometry: Geometry
     start: int
     end: int
     scores: Tensor
@@ -48,9 +50,12 @@ class RepeatedChunk:
 
 @dataclass(frozen=True)
 class RepeatPass(ABC):
-    """Pair store of one chunk's pass: attends, and writes the chunk's scores."""
+    """Pair store of one chunk's pass: attends, and writes the chunk's scores. Sliding layers attend, and get none."""
 
     chunk: RepeatedChunk
+
+    def see(self, layer: int, hidden: Tensor) -> None:  # noqa: B027 - most passes need no look
+        """Shown the hidden states `[1,n,hidden]` that enter a layer."""
 
     @abstractmethod
     def score_head(
@@ -66,9 +71,13 @@ class RepeatPass(ABC):
         """Attention of the repeat input over the full cache and itself: `[1,n,Hq,D]`."""
         heads, n, dim = key.shape[1:]
         grouped = query.reshape(heads, -1, n, dim)
+        sliding = self.chunk.context.cache.sliding(layer)
+        if sliding is not None:
+            return sliding.attend(grouped, key[0], value[0], scale).reshape(1, -1, n, dim).transpose(1, 2)
         out = torch.empty_like(grouped)
         keys, values = self.chunk.context.cache.layer(layer)
         columns = self.chunk.rows
+        scores = self.chunk.scores[self.chunk.geometry.rows(layer), self.chunk.start : self.chunk.end]
         for head in range(heads):
             one = slice(head, head + 1)
             rows = grouped[one].contiguous()
@@ -77,8 +86,7 @@ class RepeatPass(ABC):
             others = _over(rows, keys[one], values[one], scale, self.chunk.other_segments)
             out[head] = merge_parts([scored, *others])[0].view_as(rows[0])
             lse = scored[1].view(-1, n)
-            best = self.score_head(layer, head, rows[0], keys[head, columns], values[head, columns], lse, scale)
-            self.chunk.scores[layer, head, self.chunk.start : self.chunk.end] = best
+            scores[head] = self.score_head(layer, head, rows[0], keys[head, columns], values[head, columns], lse, scale)
         return out.reshape(1, -1, n, dim).transpose(1, 2)
 
 

@@ -1,16 +1,19 @@
 """The replay pass: tokens of the context go through the model once more, to be watched as queries.
 
 They attend what they attended in the prefill, so nothing changes but that their queries and log-sum-exps are seen.
+Sliding layers attend the window that was before the replayed tokens then.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from kvz.cache.sliding import SlidingLayer
 from kvz.kernels.attention import grouped_attention
 from kvz.kernels.merge import merge_parts
 from kvz.scoring.method import Context
@@ -22,11 +25,12 @@ __all__ = ["ReplayPass"]
 class ReplayPass(ABC):
     """Pair store of tokens that follow the first `past` rows of the full cache, and attend those and themselves.
 
-    `past` counts prefix and context tokens.
+    `past` counts prefix and context tokens; `sliding` has the state of sliding layers at that point, and is moved on.
     """
 
     context: Context
     past: int
+    sliding: Mapping[int, SlidingLayer]
 
     @abstractmethod
     def watch_head(
@@ -38,6 +42,11 @@ class ReplayPass(ABC):
         """Attention of the replayed tokens: `[1,n,Hq,D]`."""
         heads, n, dim = key.shape[1:]
         grouped = query.reshape(heads, -1, n, dim)
+        if layer in self.sliding:
+            window = self.sliding[layer]
+            seen = window.attend(grouped, key[0], value[0], scale)
+            window.append(key[0], value[0])
+            return seen.reshape(1, -1, n, dim).transpose(1, 2)
         out = torch.empty_like(grouped)
         keys, values = self.context.cache.layer(layer)
         for head in range(heads):

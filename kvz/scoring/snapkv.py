@@ -1,4 +1,4 @@
-"""SnapKV (arXiv 2404.14469): a pair matters as much as the context's last queries look at it and around it."""
+"""SnapKV (arXiv 2404.14469): a pair matters as much as the last queries before an answer look at it and around it."""
 
 from __future__ import annotations
 
@@ -10,23 +10,29 @@ from torch import Tensor
 from torch.nn.functional import max_pool1d
 
 from kvz.errors import UsageError
+from kvz.geometry import Geometry
 from kvz.kernels.attention_sum import column_sum
+from kvz.models.attention import Told
 from kvz.models.language_model import LanguageModel
-from kvz.scoring.method import Context
+from kvz.prompt import Frame, question_ids
+from kvz.scoring.allocation import Allocation, Uniform
+from kvz.scoring.method import Context, ScoringMethod, Setting, Spans, empty_scores
 from kvz.scoring.replay import ReplayPass
 
 __all__ = ["SnapKV"]
 
 
 @dataclass(frozen=True)
-class SnapKV:
+class SnapKV(ScoringMethod):
     """Attention of the last `window` tokens, summed over window and group, max-pooled over `kernel` positions.
 
-    The window itself is always kept. `kernel` is odd; 63 makes it RocketKV's first stage.
+    The window's own context tokens are always kept. With a `query`, a question known beforehand, the window is the end
+    of the context with that question after it. `kernel` is odd; 63 makes it RocketKV's first stage.
     """
 
     window: int = 32
     kernel: int = 7
+    query: str | None = None
 
     def __post_init__(self) -> None:
         if self.window < 1:
@@ -38,34 +44,49 @@ class SnapKV:
     def name(self) -> str:
         return "snapkv"
 
-    def parameters(self) -> dict[str, int | float | str]:
-        return {"window": self.window, "kernel": self.kernel}
+    def allocation(self) -> Allocation:
+        return Uniform()
 
-    def recent(self, per_head: int, length: int) -> int:
-        """The window."""
+    def protect(self, setting: Setting) -> Spans:
+        """The part of the window that belongs to the context."""
+        before = self._before(setting.length, len(self._query_ids(setting.model, setting.frame)))
+        return ((before, setting.length),)
+
+    def replayed(self, length: int) -> int:
         return min(self.window, length)
 
     def score(self, model: LanguageModel, context: Context, done: Callable[[int], None]) -> Tensor:
-        """Scores `[L,H,S]` float32, on the CPU; zero in the window, which is kept whatever its scores."""
-        length = len(context.ids)
-        scores = torch.zeros(model.geometry.layers, model.geometry.kv_heads[0], length)
-        before = length - self.recent(length, length)
+        """Scores `[N,S]` float32, on the CPU; zero in the window, which is kept whatever its scores."""
+        length, query = len(context.ids), self._query_ids(model, context.frame)
+        scores = empty_scores(model, length)
+        before = self._before(length, len(query))
         if before:
+            ids = torch.tensor([*context.ids[before:], *query])
             past = context.prefix + before
-            model.fill(torch.tensor(context.ids[before:]), past, _Window(context, past, scores[:, :, :before]))
-            pooled = max_pool1d(scores[:, :, :before], self.kernel, stride=1, padding=self.kernel // 2)
-            scores[:, :, :before] = pooled
-        done(length)
+            sliding = context.cache.sliding_before(length - before)
+            watch = _Window(context, past, sliding, model.geometry, scores[:, :before], self.window)
+            model.fill(ids, past, Told(watch, done, length, model.geometry.layers))
+            scores[:, :before] = max_pool1d(scores[:, :before], self.kernel, stride=1, padding=self.kernel // 2)
         return scores
+
+    def _query_ids(self, model: LanguageModel, frame: Frame) -> list[int]:
+        return [] if self.query is None else question_ids(model.tokenizer, frame.seam, self.query)
+
+    def _before(self, length: int, query: int) -> int:
+        """Context tokens before the window."""
+        return min(length, max(0, length + query - self.window))
 
 
 @dataclass(frozen=True)
 class _Window(ReplayPass):
-    """Writes the window's summed attention into `scores [L,H,past - prefix]`."""
+    """Writes the summed attention of the last `window` replayed tokens into `scores [N,past - prefix]`."""
 
+    geometry: Geometry
     scores: Tensor
+    window: int
 
     def watch_head(
         self, layer: int, head: int, query: Tensor, past: Tensor, own: Tensor, lse: Tensor, scale: float
     ) -> None:
-        self.scores[layer, head] = column_sum(query, past[self.context.prefix :], lse, scale)
+        rows, sums = query[:, -self.window :], lse[:, -self.window :]
+        self.scores[self.geometry.rows(layer)][head] = column_sum(rows, past[self.context.prefix :], sums, scale)

@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 from kvz.cache.full import FullCache
 from kvz.cache.ragged import evict
 from kvz.cache.tail import Tail
+from kvz.geometry import Geometry, LayerShape
 
 
 def random_full(layers: int, heads: int, length: int, dim: int = 8) -> FullCache:
-    full = FullCache([(heads, dim)] * layers, length, torch.float32, torch.device("cpu"))
+    full = FullCache([LayerShape(heads, dim)] * layers, length, torch.float32, torch.device("cpu"))
     for layer in range(layers):
         full.attend(layer, *(torch.randn(1, heads, length, dim) for _ in range(3)), 0.3)
     full.advance(length)
@@ -30,10 +31,11 @@ def test_evict_keeps_exactly_the_marked_pairs_in_order(layers, heads, context, p
     torch.manual_seed(seed)
     full = random_full(layers, heads, prefix + context)
     copies = [tuple(t.clone() for t in full.layer(i)) for i in range(layers)]
-    kept = torch.rand(layers, heads, context) < 0.4
-    kept[:, :, seed % context] = True
+    kept = torch.rand(layers * heads, context) < 0.4
+    kept[:, seed % context] = True
+    geometry = Geometry(heads, (LayerShape(heads, 8),) * layers, 4096)
     held: list[int] = []
-    ragged = evict(full, kept, prefix, lambda layer: held.append(full.nbytes))
+    ragged = evict(full, kept, geometry, prefix, lambda layer: held.append(full.nbytes))
     assert ragged.logical_length == prefix + context
     assert ragged.pairs == layers * heads * prefix + int(kept.sum())
     assert held == [full_bytes(heads, prefix + context) * (layers - 1 - i) for i in range(layers)]
@@ -42,7 +44,7 @@ def test_evict_keeps_exactly_the_marked_pairs_in_order(layers, heads, context, p
         assert layer.offsets.dtype == torch.int64
         for head in range(heads):
             part = slice(layer.bounds[head], layer.bounds[head + 1])
-            want = [*range(prefix), *(prefix + kept[index, head].nonzero()[:, 0]).tolist()]
+            want = [*range(prefix), *(prefix + kept[index * heads + head].nonzero()[:, 0]).tolist()]
             assert layer.positions[part].tolist() == want
             assert torch.equal(layer.keys[part], copies[index][0][head, want])
             assert torch.equal(layer.values[part], copies[index][1][head, want])
@@ -61,7 +63,7 @@ def test_a_released_layer_is_gone():
 
 
 def test_tail_views_grow_in_place_and_reset_forgets():
-    tail = Tail([(2, 4)], 6, torch.float32, torch.device("cpu"))
+    tail = Tail([LayerShape(2, 4)], 6, torch.float32, torch.device("cpu"))
     first, second = torch.randn(1, 2, 4, 4), torch.randn(1, 2, 1, 4)
     keys, _ = tail.write(0, first, first)
     tail.advance(4)

@@ -10,7 +10,7 @@ from kvz.cache.tail import Tail
 from kvz.decode.policies.dense import DensePolicy
 from kvz.models.language_model import LanguageModel, load_model
 from kvz.models.prefill import prefill
-from kvz.scoring.allocation import Nonuniform, select
+from kvz.scoring.allocation import Demand, Nonuniform, select
 from kvz.scoring.budget import Budget
 from tests.reference import MaskedStore, copy_of
 from tests.tiny import FAMILIES, make_model_folder
@@ -26,10 +26,12 @@ def test_physical_eviction_equals_masking(tmp_path, family, ratio, question):
     generator = torch.Generator().manual_seed(question)
     ids = torch.randint(3, 250, (PREFIX + CONTEXT + question + 6,), generator=generator)
     full = prefill(model, ids[: PREFIX + CONTEXT].tolist(), chunk=256)
-    kept = select(torch.rand(3, 2, CONTEXT, generator=generator) ** 4, Budget(ratio=ratio), Nonuniform())
-    masked = MaskedStore(copy_of(full), kept, PREFIX)
+    rows = model.geometry.row_layers
+    demand = Demand(Budget(ratio=ratio), rows, torch.zeros(CONTEXT, dtype=torch.bool))
+    kept = select(torch.rand(len(rows), CONTEXT, generator=generator) ** 4, demand, Nonuniform())
+    masked = MaskedStore(copy_of(full), kept, model.geometry, PREFIX)
     tail = Tail(model.geometry.shapes, question + 6, model.dtype, model.device)
-    policy = DensePolicy(evict(full, kept, PREFIX), tail)
+    policy = DensePolicy(evict(full, kept, model.geometry, PREFIX), tail)
     new, start = ids[PREFIX + CONTEXT :], PREFIX + CONTEXT
     for part in (new[:question], *new[question:].split(1)):  # the question, then six tokens one by one
         at = start + tail.length
@@ -44,7 +46,7 @@ def test_a_second_question_part_attends_the_first_causally(tiny: LanguageModel):
     for split in ([40], [7, 33], [1, 38, 1]):
         full = prefill(tiny, ids[:50].tolist())
         tail = Tail(tiny.geometry.shapes, 40, tiny.dtype, tiny.device)
-        policy = DensePolicy(evict(full, torch.ones(3, 2, 50, dtype=torch.bool), 0), tail)
+        policy = DensePolicy(evict(full, torch.ones(6, 50, dtype=torch.bool), tiny.geometry, 0), tail)
         for part in ids[50:].split(split):
             logits = tiny.logits(part, 50 + tail.length, policy)
             tail.advance(len(part))

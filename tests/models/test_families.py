@@ -9,15 +9,17 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from kvz.errors import ModelError, UnsupportedModel, UsageError
+from kvz.geometry import Geometry, LayerShape
 from kvz.models.families import geometry_of
 from kvz.models.language_model import load_model
-from tests.tiny import FAMILIES, make_model_folder
+from tests.tiny import FAMILIES, GEMMA_WINDOW, make_model_folder
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_geometry(tmp_path, family):
     model = load_model(str(make_model_folder(tmp_path, family, query_heads=4, kv_heads=2)), "cpu", "float32")
-    assert model.geometry.shapes == [(2, 16)] * 3
+    windows = [GEMMA_WINDOW, None, GEMMA_WINDOW] if family == "gemma3" else [None] * 3
+    assert model.geometry.shapes == tuple(LayerShape(2, 16, window) for window in windows)
     assert model.geometry.query_heads == 4
 
 
@@ -29,11 +31,32 @@ def test_other_architectures_are_refused_by_name():
 
 
 def test_layers_that_cannot_be_stored_are_refused_by_kind():
-    config = transformers.Qwen3Config(num_hidden_layers=2, layer_types=["full_attention", "sliding_attention"])
-    with pytest.raises(UnsupportedModel, match=r"layer 1 .*'sliding_attention'"):
+    config = transformers.Qwen3NextConfig(num_hidden_layers=2, layer_types=["full_attention", "linear_attention"])
+    with pytest.raises(UnsupportedModel, match=r"layer 1 .*'linear_attention'"):
         geometry_of(config)
-    with pytest.raises(UnsupportedModel, match="'sliding_attention'"):
+    with pytest.raises(UnsupportedModel, match=r"'sliding_attention'.*nothing to evict"):
         geometry_of(transformers.MistralConfig(sliding_window=4096))
+    with pytest.raises(UnsupportedModel, match=r"'sliding_attention'.*nothing to evict"):
+        geometry_of(transformers.Phi3Config(sliding_window=2047))
+
+
+def test_shared_and_tied_layers_are_refused_by_name():
+    with pytest.raises(UnsupportedModel, match="num_kv_shared_layers"):
+        geometry_of(transformers.Gemma3nTextConfig(num_kv_shared_layers=10))
+    config = transformers.Gemma3TextConfig()
+    config.attention_k_eq_v = True
+    with pytest.raises(UnsupportedModel, match="attention_k_eq_v"):
+        geometry_of(config)
+    config = transformers.Gemma3TextConfig(use_bidirectional_attention=True)
+    with pytest.raises(UnsupportedModel, match="both directions"):
+        geometry_of(config)
+
+
+def test_rows_of_a_hybrid_model_are_those_of_its_full_layers():
+    shapes = (LayerShape(2, 16), LayerShape(4, 8, 24), LayerShape(3, 32))
+    geometry = Geometry(12, shapes, 4096)
+    assert geometry.row_layers == (0, 0, 2, 2, 2)
+    assert [geometry.rows(layer) for layer in range(3)] == [slice(0, 2), slice(0, 0), slice(2, 5)]
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])

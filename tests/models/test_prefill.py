@@ -7,7 +7,7 @@ import transformers
 from kvz.cache.full import FullCache
 from kvz.models.language_model import load_model
 from kvz.models.prefill import prefill
-from tests.tiny import FAMILIES, make_model_folder
+from tests.tiny import FAMILIES, GEMMA_WINDOW, make_model_folder
 
 IDS = torch.randint(3, 250, (301,), generator=torch.Generator().manual_seed(5)).tolist()
 
@@ -24,9 +24,12 @@ def test_prefilled_cache_equals_transformers(tmp_path, family, chunk):
     got = prefill(model, IDS, chunk, told.append)
     assert got.length == sum(told) == len(IDS)
     for layer in range(model.geometry.layers):
-        keys, values = got.layer(layer)
-        torch.testing.assert_close(keys.double(), want.layers[layer].keys[0], atol=2e-4, rtol=1e-4)
-        torch.testing.assert_close(values.double(), want.layers[layer].values[0], atol=2e-4, rtol=1e-4)
+        sliding = got.sliding(layer)
+        keys, values = got.layer(layer) if sliding is None else (sliding.keys, sliding.values)
+        held = keys.shape[1]
+        assert held == (301 if sliding is None else GEMMA_WINDOW - 1)
+        torch.testing.assert_close(keys.double(), want.layers[layer].keys[0, :, -held:], atol=2e-4, rtol=1e-4)
+        torch.testing.assert_close(values.double(), want.layers[layer].values[0, :, -held:], atol=2e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

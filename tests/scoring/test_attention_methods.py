@@ -6,14 +6,13 @@ import pytest
 import torch
 from torch.nn.functional import max_pool1d
 
-from kvz.compression import Recipe, compress, compress_document
+from kvz.compression import compress, compress_document
 from kvz.documents import document_from_text
 from kvz.errors import UsageError
 from kvz.kernels.attention_sum import column_sum
 from kvz.models.language_model import load_model
 from kvz.progress import Progress
-from kvz.scoring.allocation import Nonuniform, Uniform
-from kvz.scoring.budget import Budget
+from kvz.recipe import make_recipe
 from kvz.scoring.controls import RandomPairs, Recent
 from kvz.scoring.h2o import H2O
 from kvz.scoring.registry import METHODS, make_method
@@ -43,7 +42,7 @@ def test_snapkv_equals_its_formula(tmp_path, query_heads, kv_heads, length, wind
     for layer, weights in enumerate(weights64(folder, context)):
         seen = weights[:, -window:, context.prefix : -window].sum(1).view(kv_heads, -1, length - window).sum(1)
         want = max_pool1d(seen[None], kernel, stride=1, padding=kernel // 2)[0]
-        torch.testing.assert_close(got[layer, :, :-window].double(), want, rtol=2e-4, atol=1e-7)
+        torch.testing.assert_close(got[model.geometry.rows(layer), :-window].double(), want, rtol=2e-4, atol=1e-7)
 
 
 @pytest.mark.parametrize(("query_heads", "kv_heads"), GROUPS)
@@ -55,17 +54,18 @@ def test_h2o_equals_its_formula(tmp_path, query_heads, kv_heads, length):
     got = H2O().score(model, context, lambda tokens: None)
     for layer, weights in enumerate(weights64(folder, context)):
         received = weights[:, context.prefix :, context.prefix :].sum(1).view(kv_heads, -1, length).sum(1)
-        torch.testing.assert_close(got[layer].double(), received, rtol=2e-4, atol=1e-6)
+        torch.testing.assert_close(got[model.geometry.rows(layer)].double(), received, rtol=2e-4, atol=1e-6)
 
 
 def test_h2o_over_several_blocks_equals_one(tiny, tiny_folder):
     context = context_of(tiny, 2049)
     told: list[int] = []
     got = H2O().score(tiny, context, told.append)
-    assert told == [2048, 1]
+    assert sum(told) == 2049
+    assert len(told) == 6
     weights = weights64(tiny_folder, context)[1]
     received = weights[:, context.prefix :, context.prefix :].sum(1).view(2, -1, 2049).sum(1)
-    torch.testing.assert_close(got[1].double(), received, rtol=5e-4, atol=1e-5)
+    torch.testing.assert_close(got[tiny.geometry.rows(1)].double(), received, rtol=5e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -81,9 +81,9 @@ def test_column_sum(causal, rows, keys):
     torch.testing.assert_close(got.double(), (scores - lse[..., None]).exp().sum((0, 1)), rtol=1e-4, atol=1e-6)
 
 
-def kept_positions(model, method, ratio: float, allocation=None) -> list[list[int]]:
+def kept_positions(model, method, ratio: float) -> list[list[int]]:
     """Context positions kept in each head of the first layer."""
-    recipe = Recipe(Budget(ratio), method, allocation or Uniform())
+    recipe = make_recipe(ratio, method=method, allocation="uniform")
     archive = compress_document(document_from_text(TEXT), model, recipe, Progress())
     layer, prefix = archive.cache.layers[0], archive.manifest.prompt.prefix_tokens
     heads = zip(layer.bounds[:-1], layer.bounds[1:], strict=True)
@@ -122,11 +122,12 @@ def test_a_context_no_longer_than_the_window_is_kept_whole_and_says_so(tiny):
             self.lines.append(message)
 
     for text in ("x", "y" * 32):
-        recipe = Recipe(Budget(0.3), SnapKV(), Nonuniform())
-        archive = compress_document(document_from_text(text), tiny, recipe, Heard())
+        archive = compress_document(document_from_text(text), tiny, make_recipe(0.3, method="snapkv"), Heard())
         assert archive.manifest.compression.pairs_kept == archive.manifest.compression.pairs_total
         assert "nothing is scored or evicted" in Heard.lines.pop()
-    archive = compress_document(document_from_text("z" * 33 * 4), tiny, Recipe(Budget(0.5), SnapKV()), Heard())
+    archive = compress_document(
+        document_from_text("z" * 33 * 4), tiny, make_recipe(0.5, method="snapkv", allocation="nonuniform"), Heard()
+    )
     assert archive.manifest.compression.pairs_kept == round(0.5 * 6 * 33 * 4)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from kvz.cache.ragged import RaggedCache
@@ -9,6 +10,7 @@ from kvz.cache.tail import Tail
 from kvz.kernels.attention import grouped_attention
 from kvz.kernels.merge import merge_parts
 from kvz.kernels.ragged_attention import RaggedPlan, plan_ragged, ragged_attention
+from kvz.kernels.sliding_attention import sliding_attention
 
 __all__ = ["DensePolicy"]
 
@@ -25,10 +27,33 @@ class DensePolicy:
         """Attention of n new tokens over archive and tail: `query [1,Hq,n,D]`, `key, value [1,H,n,D]`."""
         heads, n, dim = key.shape[1:]
         grouped = query.reshape(heads, -1, n, dim)
+        if self._cache.layers[layer].window is not None:
+            return self._over_window(layer, grouped, key, value, scale)
         tail = self._over_tail(layer, grouped, key, value, scale)
         flat = grouped.reshape(heads, -1, dim)
         out = ragged_attention(flat, self._plan(layer, flat.shape[1]), scale, tail)
         return out.to(query.dtype).view(1, -1, n, dim).transpose(1, 2)
+
+    def _over_window(self, layer: int, grouped: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        """Attention of a sliding layer: over what its window still sees of the archive and of the tail."""
+        heads, group, n, dim = grouped.shape
+        stored = self._cache.layers[layer]
+        window = stored.window
+        assert window is not None
+        past = self._tail.length
+        keys, values = (t[0] for t in self._tail.write(layer, key, value))
+        old_keys, old_values = (t.view(heads, -1, dim) for t in (stored.keys, stored.values))
+        first = max(0, old_keys.shape[1] - max(0, window - 1 - past))
+        begin = max(0, past - (window - 1))
+        old = old_keys[:, first:], old_values[:, first:]
+        new = keys[:, begin:], values[:, begin:]
+        if n == 1:
+            parts = [grouped_attention(grouped, k, v, scale) for k, v in (old, new) if k.shape[1]]
+            out = merge_parts(parts)[0]
+        else:
+            joined = [torch.cat(pair, 1) for pair in zip(old, new, strict=True)]
+            out = sliding_attention(grouped, joined[0], joined[1], scale, window)
+        return out.reshape(1, heads * group, n, dim).transpose(1, 2)
 
     def _plan(self, layer: int, rows: int) -> RaggedPlan:
         """The plan for so many query rows a head; a decode step, which has one row a query head, makes it once."""

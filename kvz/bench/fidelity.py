@@ -1,0 +1,187 @@
+"""How faithful each method is to the full cache, at each ratio: several questions over one compressed context.
+
+Run by `scripts/bench fidelity`. A context is prefilled once; each method scores it once, and every ratio is evicted and
+asked anew. Float32, so that nothing but eviction makes a difference.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kvz.bench.fidelity_report import markdown, report
+from kvz.bench.full_answers import FullAnswer, Reader, ask_full
+from kvz.bench.machine import describe_machine
+from kvz.bench.readings import Reading, read_articles, read_examples
+from kvz.cache.ragged import RaggedCache, survivors
+from kvz.cli.console import emit, note
+from kvz.errors import UsageError
+from kvz.models.language_model import LanguageModel, load_model
+from kvz.models.prefill import prefill
+from kvz.prompt import make_frame
+from kvz.recipe import make_recipe
+from kvz.scoring.allocation import Demand, select
+from kvz.scoring.method import Context, Setting
+from kvz.scoring.protection import protected_tokens
+
+__all__ = ["main"]
+
+RATIOS = (0.7, 0.5, 0.3, 0.2, 0.1)
+_MOST_REPLAYED = 512  # tokens: more than any method's window
+
+ONE_QUESTION = "snapkv, one question"
+SPECS: dict[str, dict[str, Any]] = {
+    "kvzip-rms": {"method": "kvzip-rms"},
+    "kvzip": {"method": "kvzip"},
+    "kvzip, logit": {"method": "kvzip", "weight": "logit"},
+    "kvzip, uniform": {"method": "kvzip", "allocation": "uniform"},
+    "kvzip+": {"method": "kvzip+"},
+    "kvzip+, floor 0.35": {"method": "kvzip+", "floor": 0.35},
+    "kvzip-head": {"method": "kvzip-head"},
+    "duo": {"method": "duo"},
+    ONE_QUESTION: {"method": "snapkv"},
+    "snapkv": {"method": "snapkv"},
+    "pyramidkv": {"method": "pyramidkv"},
+    "adakv": {"method": "adakv"},
+    "h2o": {"method": "h2o"},
+    "recent": {"method": "recent"},
+    "random": {"method": "random"},
+}
+"""What is measured: a name, and the recipe's options. The first is what the others are compared with."""
+
+
+@dataclass(frozen=True, eq=False)
+class Read:
+    """A context that has been prefilled, and the full cache's answers."""
+
+    reading: Reading
+    context: Context
+    answers: list[FullAnswer]
+    prefill_seconds: float
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure and print; `--json FILE` keeps every question's numbers, `--from FILE` prints those of a run before."""
+    parser = argparse.ArgumentParser(prog="scripts/bench fidelity", description=__doc__)
+    parser.add_argument("--data", type=Path, default=None, help="articles in SQuAD v1.1's layout; default the examples")
+    parser.add_argument("--articles", default="0:", help="which of them, as a slice (default all)")
+    parser.add_argument("--together", type=int, default=2, help="articles joined into one context (default 2)")
+    parser.add_argument("--questions", type=int, default=6, help="questions of each article or example (default 6)")
+    parser.add_argument("--methods", default=None, help=f"names, separated by ';', of: {'; '.join(SPECS)}")
+    parser.add_argument("--ratios", default=",".join(map(str, RATIOS)), help="shares kept (default %(default)s)")
+    parser.add_argument("--model", default=None, help="as kvz -m; default the embedded model")
+    parser.add_argument("--json", type=Path, default=None, help="also write everything to this file")
+    parser.add_argument("--from", dest="source", type=Path, default=None, help="measure nothing, print this file")
+    parser.add_argument("--markdown", type=Path, default=None, help="also write the table to this file")
+    options = parser.parse_args(arguments)
+    result = json.loads(options.source.read_text()) if options.source else measure(options)
+    for line in report(result):
+        emit(line)
+    if options.json:
+        options.json.write_text(json.dumps(result, indent=None, separators=(",", ":")) + "\n")
+    if options.markdown:
+        options.markdown.write_text("\n".join(markdown(result)) + "\n")
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """All numbers of one run."""
+    names = [name.strip() for name in options.methods.split(";")] if options.methods else list(SPECS)
+    if unknown := [name for name in names if name not in SPECS]:
+        raise UsageError(f"no method {unknown[0]!r} to measure; there are: {'; '.join(SPECS)}")
+    ratios = [float(ratio) for ratio in options.ratios.split(",")]
+    readings = _readings(options)
+    model = load_model(options.model, "auto", "float32", note)
+    cells: list[dict[str, Any]] = []
+    for number, reading in enumerate(readings):
+        read = _read(model, reading)
+        note(f"{number + 1}/{len(readings)} {reading.name}: {len(read.context.ids)} tokens")
+        for name in names:
+            cells += [{"context": number, "method": name, **cell} for cell in _cells(model, read, SPECS[name], ratios)]
+    return {
+        "machine": describe_machine(),
+        "model": model.source.id,
+        "data": f"{options.data.name}, articles {options.articles}" if options.data else "examples",
+        "contexts": [reading.name for reading in readings],
+        "questions": sum(len(reading.questions) for reading in readings),
+        "ratios": ratios,
+        "cells": cells,
+    }
+
+
+def _readings(options: argparse.Namespace) -> list[Reading]:
+    if options.data is None:
+        return read_examples(Path(__file__).parents[2] / "examples", options.questions)
+    first, _, last = options.articles.partition(":")
+    return read_articles(options.data, int(first or 0), int(last or 2**31), options.together, options.questions)
+
+
+@torch.inference_mode()
+def _read(model: LanguageModel, reading: Reading) -> Read:
+    frame = make_frame(model.tokenizer, model.end_ids)
+    ids = model.tokenizer.encode_plain(reading.text)
+    began = time.perf_counter()
+    full = prefill(model, [*frame.prefix_ids, *ids], slack=_MOST_REPLAYED)
+    seconds = time.perf_counter() - began
+    context = Context(frame, tuple(ids), full)
+    everything = torch.ones(model.geometry.rows_total, len(ids), dtype=torch.bool)
+    answers = ask_full(model, _pruned(model, context, everything), frame.seam, reading.questions)
+    return Read(reading, context, answers, seconds)
+
+
+def _pruned(model: LanguageModel, context: Context, kept: torch.Tensor) -> RaggedCache:
+    """What `evict` makes, but the full cache stays: it is evicted from again and again."""
+    full, geometry = context.cache, model.geometry
+    layers = (survivors(full, index, kept[geometry.rows(index)], context.prefix) for index in range(full.layers))
+    return RaggedCache(tuple(layers), full.length)
+
+
+@torch.inference_mode()
+def _cells(model: LanguageModel, read: Read, spec: dict[str, Any], ratios: list[float]) -> Iterator[dict[str, Any]]:
+    """One method's numbers at each ratio."""
+    if spec is SPECS[ONE_QUESTION]:
+        spec = {**spec, "query": read.reading.questions[0][0]}
+    scores, seconds = None, 0.0
+    for ratio in ratios:
+        recipe = make_recipe(ratio, **spec)
+        demand = _demand(model, read.context, recipe.method.protect, ratio)
+        try:
+            recipe.allocation.groups(demand)
+        except UsageError as error:
+            yield {"ratio": ratio, "refused": str(error)}
+            continue
+        if scores is None:
+            began = time.perf_counter()
+            scores = recipe.method.score(model, read.context, lambda tokens: None)
+            seconds = time.perf_counter() - began
+        began = time.perf_counter()
+        cache = _pruned(model, read.context, select(scores, demand, recipe.allocation))
+        evict_seconds = time.perf_counter() - began
+        reader = Reader(model, cache)
+        asked = [asdict(reader.agreement(answer)) for answer in read.answers]
+        yield {
+            "ratio": ratio,
+            "bytes": cache.nbytes,
+            "full_bytes": read.context.cache.nbytes,
+            "seconds": seconds + evict_seconds,
+            "prefill_seconds": read.prefill_seconds,
+            "asked": asked,
+        }
+
+
+def _demand(model: LanguageModel, context: Context, protect: Any, ratio: float) -> Demand:
+    recipe, length = make_recipe(ratio), len(context.ids)
+    protected = protected_tokens(model.tokenizer, context.ids, ())
+    for start, end in protect(Setting(model, context.frame, length, recipe.budget.of(1, length))):
+        protected[start:end] = True
+    return Demand(recipe.budget, model.geometry.row_layers, protected)
+
+
+if __name__ == "__main__":
+    main()

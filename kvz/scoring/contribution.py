@@ -1,0 +1,40 @@
+"""Contributions: attention weights times what they add to the residual stream, relative to what is there.
+
+    e(g,i,j) = a(g,i,j) * ||W_o,g v_j|| / ||h_i||
+
+with a the weights of KVzip's softmax, W_o,g the part of the output projection that belongs to query head g, and h_i the
+hidden state that enters the layer at row i (KVzap, arXiv 2601.07891).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from kvz.models.language_model import LanguageModel
+from kvz.scoring.repeat_pass import RepeatPass
+
+__all__ = ["ContributionPass"]
+
+
+@dataclass(frozen=True)
+class ContributionPass(RepeatPass):
+    """A repeat pass that knows the norms; `log_norms` has log ||h_i|| of the layer being attended, `[n]` float32."""
+
+    model: LanguageModel
+    log_norms: dict[int, Tensor] = field(default_factory=dict)
+
+    def see(self, layer: int, hidden: Tensor) -> None:
+        """Keep the norms of a layer's input, and drop those of the layer before."""
+        self.log_norms.clear()
+        self.log_norms[layer] = torch.linalg.vector_norm(hidden[0].float(), dim=-1).log()
+
+    def value_norms(self, layer: int, first: int, group: int, value: Tensor) -> Tensor:
+        """||W_o,g v_j|| of query heads first:first+group, `[G,m]`, by v^T (W^T W) v: D x D, not hidden x D, a pair."""
+        projection = self.model.output_projection(layer)[:, first : first + group].float()
+        gram = torch.einsum("xgd,xge->gde", projection, projection)
+        values = value.float()
+        squares = torch.einsum("gme,me->gm", values @ gram, values)
+        return squares.clamp_min_(0).sqrt_()

@@ -1,0 +1,154 @@
+"""Scores of whole heads, computed once for a model: `[L,H]` float32, NaN where pairs are not evicted from.
+
+A file of them is safetensors with the tensor `scores` and, as metadata, the model's fingerprint: scores of another
+model are refused. DuoAttention's patterns (`full_attention_heads.tsv`, a row for each layer) can be read and written as
+well; they do not say whose they are, so only their shape is checked.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from importlib.resources import as_file, files
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from kvz.errors import ScoringError, UsageError
+from kvz.format.atomic import atomic_file, output_error
+from kvz.geometry import Geometry
+from kvz.models.cache_folder import cache_folder
+from kvz.models.identity import ModelIdentity
+
+__all__ = ["DUO", "KVZIP", "HeadScores", "find_head_scores", "load_head_scores", "stored_path"]
+
+_FORMAT = "kvz-head-scores"
+KVZIP, DUO = "kvzip", "duoattention"
+_TABLES = (".tsv", ".txt")
+
+
+@dataclass(frozen=True, eq=False)
+class HeadScores:
+    """`scores [L,H]` float32 of the model with `fingerprint` (None: not said). `kind` is KVZIP or DUO."""
+
+    scores: Tensor
+    kind: str
+    fingerprint: str | None
+    model_id: str
+
+    @classmethod
+    def of_rows(cls, rows: Tensor, geometry: Geometry, kind: str, fingerprint: str, model_id: str) -> HeadScores:
+        """From one score for each row of a score matrix, `rows [N]`."""
+        scores = torch.full((geometry.layers, max(shape.kv_heads for shape in geometry.shapes)), math.nan)
+        for layer, shape in enumerate(geometry.shapes):
+            if shape.window is None:
+                scores[layer, : shape.kv_heads] = rows[geometry.rows(layer)]
+        return cls(scores, kind, fingerprint, model_id)
+
+    def rows(self, geometry: Geometry) -> Tensor:
+        """One score for each row of a score matrix: `[N]`."""
+        full = [(layer, shape.kv_heads) for layer, shape in enumerate(geometry.shapes) if shape.window is None]
+        return torch.cat([self.scores[layer, :heads] for layer, heads in full])
+
+    def check(self, model: ModelIdentity, where: str) -> None:
+        """Raise ScoringError unless these are scores of this model, finite for each of its heads."""
+        geometry = model.geometry
+        shape = (geometry.layers, max(layer.kv_heads for layer in geometry.shapes))
+        if self.fingerprint not in (None, model.fingerprints.model):
+            raise ScoringError(
+                f"the head scores in {where} are those of {self.model_id}, not of {model.source.id}: "
+                "compute them with kvz calibrate -m"
+            )
+        if tuple(self.scores.shape) != shape:
+            raise ScoringError(
+                f"the head scores in {where} are for {' x '.join(map(str, self.scores.shape))} heads, "
+                f"{model.source.id} has {shape[0]} x {shape[1]}"
+            )
+        if not bool(torch.isfinite(self.rows(geometry)).all()):
+            raise ScoringError(f"the head scores in {where} are not finite for every head")
+
+    def write(self, path: Path, overwrite: bool = False) -> None:
+        """Write to a `.safetensors` file, or as a table to a `.tsv` one. Raises OutputError or UsageError."""
+        if path.suffix.lower() in _TABLES:
+            rows = ("\t".join(f"{value:.9g}" for value in row) for row in self.scores.tolist())
+            data = "".join(f"{row}\n" for row in rows).encode()
+        elif path.suffix.lower() == ".safetensors":
+            metadata = {"format": _FORMAT, "kind": self.kind, "model": self.model_id}
+            if self.fingerprint is not None:
+                metadata["fingerprint"] = self.fingerprint
+            data = save({"scores": self.scores.contiguous()}, metadata)
+        else:
+            raise UsageError(f"head scores are written to a .safetensors or a .tsv file, not to {path}")
+        with atomic_file(path, overwrite) as file:
+            file.write(data)
+
+    def store(self, model: ModelIdentity) -> None:
+        """Write to the cache folder, as this model's. Raises OutputError."""
+        path = stored_path(model, self.kind)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise output_error(path, error) from error
+        replace(self, fingerprint=model.fingerprints.model, model_id=model.source.id).write(path, overwrite=True)
+
+
+def load_head_scores(path: Path) -> HeadScores:
+    """Read a `.safetensors` or `.tsv` file of head scores; raises ScoringError."""
+    if not path.is_file():
+        raise ScoringError(f"no such file of head scores: {path}")
+    return _from_table(path) if path.suffix.lower() in _TABLES else _from_safetensors(path)
+
+
+def stored_path(model: ModelIdentity, kind: str) -> Path:
+    """Where the scores of a model lie in the cache folder once they have been computed or imported."""
+    return cache_folder() / "head-scores" / f"{model.fingerprints.model}.{kind}.safetensors"
+
+
+def find_head_scores(model: ModelIdentity, file: str | None, kinds: tuple[str, ...]) -> HeadScores:
+    """The scores in `file`, or else the model's own: stored in the cache folder, or shipped with kvz.
+
+    `kinds` are tried in order. Raises ScoringError if there are none, or if they are not this model's.
+    """
+    if file is not None:
+        found = load_head_scores(Path(file))
+        found.check(model, file)
+        return found
+    for kind in kinds:
+        stored = stored_path(model, kind)
+        if stored.is_file():
+            found = load_head_scores(stored)
+            found.check(model, str(stored))
+            return found
+    shipped = files("kvz.scoring") / "shipped" / f"{model.fingerprints.model}.safetensors"
+    if not shipped.is_file():
+        raise ScoringError(
+            f"there are no head scores of {model.source.id}; compute them once with kvz calibrate -m {model.source.id}"
+        )
+    with as_file(shipped) as path:
+        return load_head_scores(path)
+
+
+def _from_safetensors(path: Path) -> HeadScores:
+    try:
+        with safe_open(str(path), framework="pt") as opened:
+            metadata = opened.metadata() or {}
+            scores = opened.get_tensor("scores").float()
+    except (SafetensorError, OSError) as error:
+        raise ScoringError(f"{path} is no file of head scores: {error}") from error
+    if metadata.get("format") != _FORMAT or scores.dim() != 2:
+        raise ScoringError(f"{path} is no file of head scores; kvz calibrate writes one")
+    return HeadScores(scores, metadata.get("kind", KVZIP), metadata.get("fingerprint"), metadata.get("model", "?"))
+
+
+def _from_table(path: Path) -> HeadScores:
+    try:
+        rows = [[float(cell) for cell in line.split()] for line in path.read_text().splitlines() if line.strip()]
+        scores = torch.tensor(rows, dtype=torch.float32)
+    except (OSError, ValueError) as error:
+        raise ScoringError(f"{path} is no table of head scores, a row of numbers for each layer: {error}") from error
+    if scores.dim() != 2:
+        raise ScoringError(f"{path} is no table of head scores: it is empty")
+    return HeadScores(scores, DUO, None, path.name)

@@ -1,0 +1,80 @@
+"""The default: KVzip+'s contributions, their squares added up over all rows, and the rows of a turn beside them.
+
+    score(j)^2 = sum over g, i of e(g,i,j)^2  +  w * mean over i' of sum over g of e(g,i',j)^2
+    e(g,i,j)   = a(g,i,j) * ||W_o,g v_j|| / ||h_i||
+
+i runs over the repeat input of the pair's chunk as in KVzip+, i' over a turn: what stands between a context and its
+answer whatever is asked. A sum of squares is what evicting the pair changes in the attention outputs, to first order
+and in all rows together, where a maximum hears one row only. The turn's rows look at pairs that every question needs and
+no row of a repetition does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kvz.errors import UsageError
+from kvz.kernels.attention_sum import column_sum
+from kvz.models.attention import Told
+from kvz.models.language_model import LanguageModel
+from kvz.prompt import turn_ids
+from kvz.scoring.contribution import ContributionPass
+from kvz.scoring.kvzip import RepeatingMethod
+from kvz.scoring.method import Context
+from kvz.scoring.repeat_pass import RepeatedChunk, RepeatPass
+
+__all__ = ["KVzipRMS"]
+
+
+@dataclass(frozen=True)
+class KVzipRMS(RepeatingMethod):
+    """Root of the summed squared contributions; `turn` is w, the repeat rows that the turn's mean row counts for."""
+
+    turn: float = 1024.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.turn < float("inf"):
+            raise UsageError(f"turn {self.turn:g}: give the weight of the turn's rows, 0 or more")
+
+    @property
+    def name(self) -> str:
+        return "kvzip-rms"
+
+    def score(self, model: LanguageModel, context: Context, done: Callable[[int], None]) -> Tensor:
+        """Scores `[N,S]` float32, on the CPU. KVzip's pass over the context, and one over a turn of some 20 tokens."""
+        squares = super().score(model, context, done)
+        if self.turn:
+            squares += self._of_turn(model, context)
+        return squares.sqrt_()
+
+    def chunk_pass(self, model: LanguageModel, chunk: RepeatedChunk) -> RepeatPass:
+        return _SquaredContributions(chunk, model)
+
+    def _of_turn(self, model: LanguageModel, context: Context) -> Tensor:
+        """The turn's part of the squared scores, `[N,S]`."""
+        length = len(context.ids)
+        squares = torch.zeros(model.geometry.rows_total, length)
+        ids = turn_ids(model.tokenizer, context.frame.seam)
+        whole = RepeatedChunk(context, model.geometry, 0, length, squares)
+        store = Told(_SquaredContributions(whole, model), lambda tokens: None, 0, model.geometry.layers)
+        model.fill_watched(torch.tensor(ids), context.prefix + length, store)
+        return squares * (self.turn / len(ids))
+
+
+@dataclass(frozen=True)
+class _SquaredContributions(ContributionPass):
+    """Adds up the squares of contributions over group and rows."""
+
+    def score_head(
+        self, layer: int, head: int, query: Tensor, key: Tensor, value: Tensor, lse: Tensor, scale: float
+    ) -> Tensor:
+        group = query.shape[0]
+        norms = self.value_norms(layer, head * group, group, value)
+        doubled = 2 * (lse + self.log_norms[layer])  # exp(2 x) is the square of exp(x)
+        squares = [column_sum(query[g : g + 1], key, doubled[g : g + 1], 2 * scale) for g in range(group)]
+        return (torch.stack(squares) * norms.square()).sum(0)

@@ -1,0 +1,89 @@
+"""Context tokens that a user wants every head to keep, whatever they score."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from kvz.errors import UsageError
+from kvz.models.tokenizer import Tokenizer
+
+__all__ = ["Span", "check_spans", "parse_span", "protected_tokens"]
+
+Span = tuple[int | None, int | None]
+"""Tokens start:end of the context, as a Python slice has them: negative from its end, None for its very ends."""
+
+_LONGEST_CHARACTER = 4  # tokens, each a byte
+_SPAN = re.compile(r"(-?\d+)?:(-?\d+)?")
+
+
+def parse_span(text: str) -> Span:
+    """A span from its text, such as 0:64 or -100: ; raises UsageError."""
+    match = _SPAN.fullmatch(text.strip())
+    if match is None:
+        raise UsageError(f"'{text}' is no span of tokens: write START:END, such as 0:64, or -100: for the last hundred")
+    start, end = (None if part is None else int(part) for part in match.groups())
+    return start, end
+
+
+def check_spans(protect: Sequence[str | Span]) -> None:
+    """Raise UsageError for an empty text and for what is neither a text nor two numbers."""
+    for item in protect:
+        if isinstance(item, str):
+            if not item.strip():
+                raise UsageError("the text to protect is empty")
+        elif len(item) != 2 or not all(end is None or isinstance(end, int) for end in item):
+            raise UsageError(f"{item!r} is no span of tokens: give (start, end), or a text")
+
+
+def protected_tokens(tokenizer: Tokenizer, ids: Sequence[int], protect: Sequence[str | Span]) -> Tensor:
+    """Mask `[S]` bool of the tokens that lie in a span, or that hold a character of a protected text.
+
+    Raises UsageError for a span that holds no token and for a text that does not occur.
+    """
+    mask = torch.zeros(len(ids), dtype=torch.bool)
+    for item in protect:
+        if not isinstance(item, str):
+            if not len(range(*slice(*item).indices(len(ids)))):
+                shown = ":".join("" if end is None else str(end) for end in item)
+                raise UsageError(f"the span {shown} holds none of the document's {len(ids)} tokens")
+            mask[slice(*item)] = True
+    if texts := [item for item in protect if isinstance(item, str)]:
+        text, starts, ends = _characters(tokenizer, ids)
+        for wanted in texts:
+            mask |= _tokens_of(wanted, text, starts, ends)
+    return mask
+
+
+def _tokens_of(wanted: str, text: str, starts: Tensor, ends: Tensor) -> Tensor:
+    """Tokens with a character of any occurrence of `wanted`."""
+    mask = torch.zeros_like(starts, dtype=torch.bool)
+    at = text.find(wanted)
+    if at < 0:
+        raise UsageError(f"the document does not contain the text to protect: '{wanted[:60]}'")
+    while at >= 0:
+        mask |= (starts < at + len(wanted)) & (ends > at)
+        at = text.find(wanted, at + 1)
+    return mask
+
+
+def _characters(tokenizer: Tokenizer, ids: Sequence[int]) -> tuple[str, Tensor, Tensor]:
+    """The text of `ids`, and the characters start:end of each token; tokens that share a character share a range."""
+    pieces: list[str] = []
+    starts, ends = [], []
+    first, done = 0, 0
+    for last in range(1, len(ids) + 1):
+        # Decoded after the token before, since some tokenizers drop a space at the beginning.
+        before = ids[max(0, first - 1) : first]
+        piece = tokenizer.decode([*before, *ids[first:last]])[len(tokenizer.decode(before)) :]
+        if piece.endswith("\N{REPLACEMENT CHARACTER}") and last - first < _LONGEST_CHARACTER and last < len(ids):
+            continue
+        pieces.append(piece)
+        starts += [done] * (last - first)
+        done += len(piece)
+        ends += [done] * (last - first)
+        first = last
+    return "".join(pieces), torch.tensor(starts), torch.tensor(ends)
