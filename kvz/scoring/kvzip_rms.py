@@ -5,8 +5,8 @@
 
 i runs over the repeat input of the pair's chunk as in KVzip+, i' over a turn: what stands between a context and its
 answer whatever is asked. A sum of squares is what evicting the pair changes in the attention outputs, to first order
-and in all rows together, where a maximum hears one row only. The turn's rows look at pairs that every question needs and
-no row of a repetition does.
+and in all rows together, where a maximum hears one row only. The turn's rows look at pairs that every question needs,
+and no row of a repetition does.
 """
 
 from __future__ import annotations

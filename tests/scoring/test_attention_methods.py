@@ -6,15 +6,19 @@ import pytest
 import torch
 from torch.nn.functional import max_pool1d
 
+from kvz.archive import load
 from kvz.compression import compress, compress_document
 from kvz.documents import document_from_text
 from kvz.errors import UsageError
 from kvz.kernels.attention_sum import column_sum
 from kvz.models.language_model import load_model
 from kvz.progress import Progress
+from kvz.prompt import question_ids
 from kvz.recipe import make_recipe
+from kvz.scoring.calibration import calibrate
 from kvz.scoring.controls import RandomPairs, Recent
 from kvz.scoring.h2o import H2O
+from kvz.scoring.method import Setting
 from kvz.scoring.registry import METHODS, make_method
 from kvz.scoring.snapkv import SnapKV
 from tests.conftest import TEXT
@@ -37,7 +41,7 @@ def weights64(folder, context) -> list[torch.Tensor]:
 def test_snapkv_equals_its_formula(tmp_path, query_heads, kv_heads, length, window, kernel):
     folder = make_model_folder(tmp_path, query_heads=query_heads, kv_heads=kv_heads)
     model = load_model(str(folder), "cpu", "float32")
-    context = context_of(model, length)
+    context = context_of(model, length, slack=32)
     got = SnapKV(window, kernel).score(model, context, lambda tokens: None)
     for layer, weights in enumerate(weights64(folder, context)):
         seen = weights[:, -window:, context.prefix : -window].sum(1).view(kv_heads, -1, length - window).sum(1)
@@ -105,13 +109,74 @@ def test_windows_halves_sinks_and_seeds(tiny):
     assert same != kept_positions(tiny, RandomPairs(seed=2), 0.3)
 
 
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_snapkv_with_a_query_looks_from_its_end(tmp_path, family):
+    """The window is the last tokens of context and question together; the question is not kept."""
+    folder = make_model_folder(tmp_path, family)
+    model = load_model(str(folder), "cpu", "float32")
+    context = context_of(model, 90, slack=64)
+    query = question_ids(model.tokenizer, context.frame.seam, "Who keeps it?")
+    for window in (len(query) - 5, len(query) + 9):
+        method = SnapKV(window, kernel=1, query="Who keeps it?")
+        before = min(90, 90 + len(query) - window)
+        [(first, last)] = method.protect(Setting(model, context.frame, 90, 30))
+        assert (first, last) == (before, 90)
+        got = method.score(model, context, lambda tokens: None)
+        prompt = [*context.frame.prefix_ids, *context.ids, *query]
+        out = eager64(folder)(torch.tensor([prompt]), output_attentions=True, use_cache=False)
+        for layer in set(model.geometry.row_layers):
+            seen = out.attentions[layer][0, :, -window:, context.prefix : context.prefix + before].sum(1)
+            rows = model.geometry.rows(layer)
+            torch.testing.assert_close(
+                got[rows, :before].double(), seen.view(2, -1, before).sum(1), rtol=5e-4, atol=1e-6
+            )
+
+
+@pytest.mark.parametrize("chunk", [2048, 40])
+def test_snapkv_and_h2o_of_a_hybrid_model(tmp_path, monkeypatch, chunk):
+    folder = make_model_folder(tmp_path, "gemma3")
+    model = load_model(str(folder), "cpu", "float32")
+    monkeypatch.setattr("kvz.scoring.h2o._CHUNK", chunk)
+    context = context_of(model, 150, slack=32)
+    snapkv = SnapKV(32, 1).score(model, context, lambda tokens: None)
+    told: list[int] = []
+    h2o = H2O().score(model, context, told.append)
+    assert sum(told) == 150
+    weights = weights64(folder, context)[1]
+    rows = weights[:, -32:, context.prefix : -32].sum(1).view(2, -1, 118).sum(1)
+    torch.testing.assert_close(snapkv[:, :-32].double(), rows, rtol=5e-4, atol=1e-6)
+    received = weights[:, context.prefix :, context.prefix :].sum(1).view(2, -1, 150).sum(1)
+    torch.testing.assert_close(h2o.double(), received, rtol=5e-4, atol=1e-5)
+
+
+def test_pyramidkv_and_adakv_are_snapkv_under_their_own_allocation(tiny):
+    context = context_of(tiny, 80, slack=32)
+    of = {name: make_method(name) for name in ("snapkv", "pyramidkv", "adakv")}
+    assert [m.allocation().name for m in of.values()] == ["uniform", "pyramid", "adakv"]
+    assert of["adakv"].allocation().parameters() == {"floor": 0.2}
+    assert of["pyramidkv"].parameters() == {"window": 8, "kernel": 7, "query": None}
+    same = of["adakv"].score(tiny, context, lambda tokens: None)
+    assert torch.equal(same, of["snapkv"].score(tiny, context, lambda tokens: None))
+    short = of["pyramidkv"].score(tiny, context, lambda tokens: None)
+    assert torch.equal(short, SnapKV(8, 7).score(tiny, context, lambda tokens: None))
+
+
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_compresses_and_answers(tiny, method):
-    archive = compress(TEXT, tiny, ratio=0.4, method=method)
-    length = archive.manifest.prompt.context_tokens
-    assert archive.manifest.compression.pairs_kept == round(0.4 * 6 * length)
-    assert archive.manifest.compression.method == method
-    assert archive.ask("Who?", 5).new_tokens <= 5
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_every_method_compresses_and_answers(tmp_path, monkeypatch, method, family):
+    monkeypatch.setenv("KVZ_CACHE", str(tmp_path / "cache"))
+    model = load_model(str(make_model_folder(tmp_path / "model", family)), "cpu", "float32")
+    calibrate(model, TEXT).store(model.identity)
+    ratio = None if method == "full" else 0.8
+    archive = compress(TEXT * 4, model, ratio=ratio, method=method)
+    info, length = archive.manifest.compression, archive.manifest.prompt.context_tokens
+    rows = model.geometry.rows_total
+    wanted = {rows * length} if ratio is None else {round(0.8 * rows * length), rows * round(0.8 * length)}
+    assert info.pairs_kept in wanted
+    assert info.method == method
+    assert [len(row) for row in info.kept] == [x.kv_heads if x.window is None else 0 for x in model.geometry.shapes]
+    archive.save(tmp_path / "a.kvz")
+    assert load(tmp_path / "a.kvz").ask("Who?", 5).ids == archive.ask("Who?", 5).ids
 
 
 def test_a_context_no_longer_than_the_window_is_kept_whole_and_says_so(tiny):
@@ -132,8 +197,19 @@ def test_a_context_no_longer_than_the_window_is_kept_whole_and_says_so(tiny):
 
 
 def test_options_of_another_method_and_guarantees_that_do_not_fit(tiny):
-    with pytest.raises(UsageError, match="'kvzip' does not take window"):
+    with pytest.raises(UsageError, match=r"'kvzip' does not take window \(what does: .*snapkv"):
         make_method("kvzip", window=8)
+    for name, options in (
+        ("kvzip", {"weight": "mean"}),
+        ("kvzip+", {"instruction": "sing"}),
+        ("kvzip-rms", {"turn": -1}),
+    ):
+        with pytest.raises(UsageError):
+            make_method(name, **options)
+    with pytest.raises(UsageError, match="keeps every pair"):
+        compress(TEXT, tiny, ratio=0.3, method="full")
+    with pytest.raises(UsageError, match="'uniform' does not take floor"):
+        compress(TEXT, tiny, ratio=0.3, method="snapkv", floor=0.2)
     for options in ({"window": 0}, {"kernel": 4}, {"kernel": 0}):
         with pytest.raises(UsageError):
             make_method("snapkv", **options)

@@ -6,33 +6,48 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from kvz.models.language_model import LanguageModel, load_model
 from kvz.models.prefill import prefill
-from kvz.prompt import make_frame, repeat_ids
+from kvz.prompt import make_frame, repeat_ids, turn_ids
 from kvz.scoring.kvzip import KVzip
 from kvz.scoring.kvzip_plus import KVzipPlus
+from kvz.scoring.kvzip_rms import KVzipRMS
 from kvz.scoring.method import Context
 from tests.reference import eager64
 from tests.tiny import make_model_folder
 
 
-def context_of(model: LanguageModel, length: int, seed: int = 0) -> Context:
+def context_of(model: LanguageModel, length: int, seed: int = 0, slack: int = 0) -> Context:
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(3, 250, (length,), generator=generator).tolist()
     frame = make_frame(model.tokenizer, model.end_ids)
-    return Context(frame, tuple(ids), prefill(model, [*frame.prefix_ids, *ids]))
+    return Context(frame, tuple(ids), prefill(model, [*frame.prefix_ids, *ids], slack=slack))
 
 
-def scores64(folder: Path, model: LanguageModel, context: Context, chunk: int, plus: bool = False) -> torch.Tensor:
+def scores64(folder: Path, model: LanguageModel, context: Context, chunk: int, kind: str = "kvzip") -> torch.Tensor:
     """The definition, evaluated by transformers in float64: one forward over everything a chunk's pass attends."""
+    passes = []
+    for start in range(0, len(context.ids), chunk):
+        end = min(start + chunk, len(context.ids))
+        passes.append((start, end, repeat_ids(model.tokenizer, context.frame.seam, context.ids, start, end)))
+    if kind != "rms":
+        return of_passes(folder, model, context, passes, kind, lambda share: share.amax((1, 2)))
+    squares = of_passes(folder, model, context, passes, "kvzip+", lambda share: share.square().sum((1, 2)))
+    turn = turn_ids(model.tokenizer, context.frame.seam)
+    whole = [(0, len(context.ids), turn)]
+    of_turn = of_passes(folder, model, context, whole, "kvzip+", lambda share: share.square().sum(1).mean(1))
+    return (squares + 1024 * of_turn).sqrt()
+
+
+def of_passes(folder, model, context, passes, kind: str, reduce) -> torch.Tensor:
+    """Scores of passes (start, end, ids): `reduce` turns shares `[H,G,n,m]` into `[H,m]`."""
     reference = eager64(folder)
     prompt = [*context.frame.prefix_ids, *context.ids]
     geometry, prefix = model.geometry, context.prefix
     scores = torch.zeros(geometry.rows_total, len(context.ids), dtype=torch.float64)
-    for start in range(0, len(context.ids), chunk):
-        end = min(start + chunk, len(context.ids))
-        repeat = repeat_ids(model.tokenizer, context.frame.seam, context.ids, start, end)
+    for start, end, repeat in passes:
         out = reference(
             torch.tensor([prompt + repeat]), output_attentions=True, output_hidden_states=True, use_cache=True
         )
@@ -43,10 +58,10 @@ def scores64(folder: Path, model: LanguageModel, context: Context, chunk: int, p
             columns = rows[:, :, prefix + start : prefix + end]
             others = rows[:, :, :prefix].sum(2) + rows[:, :, len(prompt) :].sum(2)
             share = columns / (columns.sum(2) + others)[:, :, None]
-            if plus:
+            if kind == "kvzip+":
                 share = share * contribution(reference, out, layer, len(prompt))[:, :, prefix + start : prefix + end]
             heads = geometry.shapes[layer].kv_heads
-            scores[geometry.rows(layer), start:end] = share.view(heads, -1, *share.shape[1:]).amax((1, 2))
+            scores[geometry.rows(layer), start:end] = reduce(share.view(heads, -1, *share.shape[1:]))
     return scores
 
 
@@ -71,8 +86,60 @@ def test_kvzip_plus_equals_its_definition(tmp_path, family, query_heads, kv_head
     model = load_model(str(folder), "cpu", "float32")
     context = context_of(model, 70)
     got = KVzipPlus(32).score(model, context, lambda tokens: None)
-    torch.testing.assert_close(got.double(), scores64(folder, model, context, 32, plus=True), rtol=5e-4, atol=1e-7)
+    torch.testing.assert_close(got.double(), scores64(folder, model, context, 32, "kvzip+"), rtol=5e-4, atol=1e-7)
     assert not torch.allclose(got, KVzip(32).score(model, context, lambda tokens: None))
+
+
+@pytest.mark.parametrize(("query_heads", "kv_heads"), [(2, 2), (6, 2), (4, 1), (8, 1)])
+@pytest.mark.parametrize(("family", "length", "chunk"), [("llama", 70, 32), ("gemma3", 70, 2048), ("phi3", 1, 2048)])
+def test_kvzip_rms_equals_its_definition(tmp_path, family, query_heads, kv_heads, length, chunk):
+    folder = make_model_folder(tmp_path, family, query_heads=query_heads, kv_heads=kv_heads)
+    model = load_model(str(folder), "cpu", "float32")
+    context = context_of(model, length)
+    told: list[int] = []
+    got = KVzipRMS(chunk).score(model, context, told.append)
+    assert sum(told) == length
+    torch.testing.assert_close(got.double(), scores64(folder, model, context, chunk, "rms"), rtol=5e-4, atol=1e-7)
+    without = KVzipRMS(chunk, turn=0).score(model, context, lambda tokens: None)
+    assert (without <= got).all()
+    assert not torch.allclose(without, got)
+
+
+@pytest.mark.parametrize(("query_heads", "kv_heads"), [(2, 2), (6, 2)])
+def test_logit_scores_are_the_largest_products_of_queries_and_keys(tmp_path, query_heads, kv_heads):
+    """Without a softmax the order inside a row of one query is that of its weights; the values are its logits."""
+    folder = make_model_folder(tmp_path, query_heads=query_heads, kv_heads=kv_heads)
+    model = load_model(str(folder), "cpu", "float32")
+    context = context_of(model, 40)
+    got = KVzip(weight="logit").score(model, context, lambda tokens: None)
+    reference = eager64(folder)
+    repeat = repeat_ids(model.tokenizer, context.frame.seam, context.ids, 0, 40)
+    prompt = [*context.frame.prefix_ids, *context.ids]
+    seen: dict[int, torch.Tensor] = {}
+
+    def keep_logits(module, args, kwargs):
+        hidden, (cos, sin) = kwargs["hidden_states"], kwargs["position_embeddings"]
+        shape = (1, hidden.shape[1], -1, 16)
+        q, k = (proj(hidden).view(shape).transpose(1, 2) for proj in (module.q_proj, module.k_proj))
+        q, k = apply_rotary_pos_emb(q, k, cos, sin)
+        k = k.repeat_interleave(query_heads // kv_heads, 1)
+        logits = q[0, :, len(prompt) :] @ k[0, :, context.prefix : len(prompt)].transpose(1, 2) / 4
+        seen[module.layer_idx] = logits.view(kv_heads, -1, 40).amax(1)
+
+    for layer in reference.model.layers:
+        layer.self_attn.register_forward_pre_hook(keep_logits, with_kwargs=True)
+    reference(torch.tensor([prompt + repeat]), use_cache=False)
+    for layer, want in seen.items():
+        torch.testing.assert_close(got[model.geometry.rows(layer)].double(), want, rtol=5e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("instruction", ["repeat", "reproduce", "copy"])
+def test_instructions_are_worded_differently_and_score_alike(tiny, instruction):
+    context = context_of(tiny, 60)
+    first = KVzip(32).score(tiny, context, lambda tokens: None)
+    other = KVzip(32, instruction).score(tiny, context, lambda tokens: None)
+    assert torch.equal(first, other) == (instruction == "repeat")
+    assert other.shape == first.shape
 
 
 @pytest.mark.parametrize(("query_heads", "kv_heads"), [(2, 2), (6, 2), (4, 1), (8, 1)])
