@@ -130,6 +130,20 @@ archive was made with. A sound archive gives a line on stdout and status 0; any 
 | `tensors`, `bytes` | number of tensors and bytes checked |
 | `model` | the model compared with, or null |
 """,
+    "calibrate": """\
+Scores the KV heads of a model over one long text: see [methods](methods.md#head-level-methods). Scores that are there
+already are left as they are, unless `-f` or `--text` asks for new ones. `--import` takes them from a file in place of
+computing them: safetensors as `--export` writes it, or a table of DuoAttention's (`.tsv`).
+
+`--json` prints one object:
+
+| field | meaning |
+|---|---|
+| `model`, `fingerprint` | the model, and what its scores are stored under |
+| `kind` | `kvzip` for computed scores, `duoattention` for an imported table |
+| `stored`, `exported` | the file in the cache folder, and the one written by `--export`, or null |
+| `scores` | a row of numbers for each layer; null where a layer has no pairs to evict |
+""",
     "models": """\
 `--fetch` fetches and converts the embedded model, after which `compress` and `ask` need no network for it.
 

@@ -6,5 +6,5 @@ RATIO = 0.3
 MAX_NEW_TOKENS = 256
 """Longest answer, in tokens."""
 
-METHOD = "kvzip"
+METHOD = "kvzip-rms"
 """Scoring method."""

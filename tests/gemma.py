@@ -1,4 +1,4 @@
-"""Gemma 3 270M, the real hybrid model of the tests: a GGUF file in four parts, in wheels on the Python package index."""
+"""Gemma 3 270M, the real hybrid model of the tests: a GGUF file in four wheels on the Python package index."""
 
 from __future__ import annotations
 

@@ -164,15 +164,20 @@ def _cells(model: LanguageModel, read: Read, spec: dict[str, Any], ratios: list[
         cache = _pruned(model, read.context, select(scores, demand, recipe.allocation))
         evict_seconds = time.perf_counter() - began
         reader = Reader(model, cache)
-        asked = [asdict(reader.agreement(answer)) for answer in read.answers]
+        asked = [_rounded(asdict(reader.agreement(answer))) for answer in read.answers]
         yield {
             "ratio": ratio,
             "bytes": cache.nbytes,
             "full_bytes": read.context.cache.nbytes,
-            "seconds": seconds + evict_seconds,
-            "prefill_seconds": read.prefill_seconds,
+            "seconds": round(seconds + evict_seconds, 3),
+            "prefill_seconds": round(read.prefill_seconds, 3),
             "asked": asked,
         }
+
+
+def _rounded(measures: dict[str, float]) -> dict[str, float]:
+    """To what a file needs: six decimals."""
+    return {name: round(value, 6) for name, value in measures.items()}
 
 
 def _demand(model: LanguageModel, context: Context, protect: Any, ratio: float) -> Demand:

@@ -22,6 +22,7 @@ from kvz.cli.method_options import (
     QueryOption,
     SeedOption,
     SinkOption,
+    TurnOption,
     WeightOption,
     WindowOption,
 )
@@ -53,7 +54,8 @@ def compress(
     method: Annotated[
         str,
         typer.Option(
-            help="Scoring method: kvzip, kvzip+, kvzip-head, snapkv, pyramidkv, adakv, h2o, duo, recent, random, full."
+            help="Scoring method: kvzip-rms, kvzip, kvzip+, kvzip-head, snapkv, pyramidkv, adakv, h2o, duo, recent, "
+            "random, full."
         ),
     ] = METHOD,
     allocation: Annotated[
@@ -85,6 +87,7 @@ def compress(
     chunk: ChunkOption = None,
     instruction: InstructionOption = None,
     weight: WeightOption = None,
+    turn: TurnOption = None,
     window: WindowOption = None,
     kernel: KernelOption = None,
     query: QueryOption = None,
@@ -131,6 +134,7 @@ def compress(
         "chunk": chunk,
         "instruction": instruction,
         "weight": weight,
+        "turn": turn,
         "window": window,
         "kernel": kernel,
         "query": query,

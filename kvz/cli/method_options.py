@@ -14,6 +14,7 @@ __all__ = [
     "QueryOption",
     "SeedOption",
     "SinkOption",
+    "TurnOption",
     "WeightOption",
     "WindowOption",
 ]
@@ -21,15 +22,21 @@ __all__ = [
 # Optional[...] is evaluated by typer.
 ChunkOption = Annotated[
     Optional[int],  # noqa: UP045
-    typer.Option(metavar="TOKENS", help="kvzip, kvzip+: tokens repeated at a time. [default: 2048]"),
+    typer.Option(metavar="TOKENS", help="kvzip-rms, kvzip, kvzip+: tokens repeated at a time. [default: 2048]"),
 ]
 InstructionOption = Annotated[
     Optional[str],  # noqa: UP045
-    typer.Option(metavar="NAME", help="kvzip, kvzip+: how the model is told to: repeat (default), reproduce, copy."),
+    typer.Option(
+        metavar="NAME", help="kvzip-rms, kvzip, kvzip+: how the model is told to: repeat (default), reproduce, copy."
+    ),
 ]
 WeightOption = Annotated[
     Optional[str],  # noqa: UP045
     typer.Option(metavar="NAME", help="kvzip: softmax (default) or logit."),
+]
+TurnOption = Annotated[
+    Optional[float],  # noqa: UP045
+    typer.Option(metavar="W", help="kvzip-rms: repeated tokens that the turn's mean row counts for. [default: 4096]"),
 ]
 WindowOption = Annotated[
     Optional[int],  # noqa: UP045

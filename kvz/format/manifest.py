@@ -149,6 +149,13 @@ class Manifest(Struct, frozen=True):
         """Tokens before a question: prefix and context."""
         return self.prompt.prefix_tokens + self.prompt.context_tokens
 
+    def stored_pairs(self, layer: int) -> int:
+        """Pairs stored for a whole layer, without a list of its heads, whose number may be a lie."""
+        info = self.model.layers[layer]
+        if info.window is not None:
+            return min(info.window - 1, self.logical_length) * info.kv_heads
+        return sum(self.head_lengths(layer))
+
     def head_lengths(self, layer: int) -> list[int]:
         """Pairs stored for each head of a layer, the prefix included."""
         info = self.model.layers[layer]
@@ -185,6 +192,7 @@ def _check_consistency(manifest: Manifest, path: str) -> None:
         "a head keeps more pairs than there are": any(k > context for row in compression.kept for k in row),
         "pairs_kept is not the sum of kept": sum(map(sum, compression.kept)) != compression.pairs_kept,
         "pairs_total is not heads times tokens": total != compression.pairs_total,
+        "no layer is a full one": not any(evicted),
         "a layer's window does not go with its kind": any(
             (x.kind == "sliding") != (x.window is not None) for x in layers
         ),

@@ -98,7 +98,7 @@ def _expected(manifest: Manifest) -> dict[str, tuple[str, tuple[int, ...]]]:
     if manifest.source.text_included:
         expected["token_ids"] = ("I32", (manifest.logical_length,))
     for index, layer in enumerate(manifest.model.layers):
-        pairs = sum(manifest.head_lengths(index))
+        pairs = manifest.stored_pairs(index)
         expected[f"layers.{index}.offsets"] = ("I64", (layer.kv_heads + 1,))
         expected[f"layers.{index}.positions"] = ("I32", (pairs,))
         expected[f"layers.{index}.keys"] = (dtype, (pairs, layer.head_dim))

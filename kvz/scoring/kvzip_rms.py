@@ -34,7 +34,7 @@ __all__ = ["KVzipRMS"]
 class KVzipRMS(RepeatingMethod):
     """Root of the summed squared contributions; `turn` is w, the repeat rows that the turn's mean row counts for."""
 
-    turn: float = 1024.0
+    turn: float = 4096.0
 
     def __post_init__(self) -> None:
         super().__post_init__()

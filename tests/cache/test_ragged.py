@@ -76,3 +76,33 @@ def test_tail_views_grow_in_place_and_reset_forgets():
         tail.write(0, torch.randn(1, 2, 2, 4), torch.randn(1, 2, 2, 4))
     tail.reset()
     assert tail.write(0, second, second)[0].shape[2] == 1
+
+
+def test_an_offloaded_cache_is_the_same_cache():
+    """Main memory in place of the device's: every path but the copy itself runs on a CPU too."""
+    torch.manual_seed(0)
+    shapes = [LayerShape(2, 8), LayerShape(2, 8, 6), LayerShape(3, 4)]
+    caches = [FullCache(shapes, 40, torch.float32, torch.device("cpu"), offload) for offload in (False, True)]
+    for n in (25, 15):
+        pairs = [torch.randn(1, shape.kv_heads, n, shape.head_dim) for shape in shapes for _ in range(3)]
+        for layer in range(3):
+            outs = [cache.attend(layer, *pairs[3 * layer : 3 * layer + 3], 0.3) for cache in caches]
+            assert torch.equal(*outs)
+        for cache in caches:
+            cache.advance(n)
+    kept = torch.rand(5, 40) < 0.5
+    kept[:, 0] = True
+    ours, theirs = (evict(cache, kept, Geometry(6, tuple(shapes), 99), 0) for cache in caches)
+    for a, b in zip(ours.layers, theirs.layers, strict=True):
+        assert torch.equal(a.keys, b.keys)
+        assert torch.equal(a.positions, b.positions)
+    assert ours.layers[1].positions.tolist() == [*range(35, 40)] * 2
+    assert ours.layers[1].window == 6
+
+
+def test_no_pair_of_a_full_layer_is_held_twice():
+    """While a chunk is prefilled and while layers are evicted, beyond the one layer being copied."""
+    full = random_full(4, 2, 30)
+    sizes = [t.untyped_storage().nbytes() for layer in range(4) for t in full.stored(layer)]
+    assert sum(sizes) == full_bytes(2, 30) * 4
+    assert all(t.data_ptr() == full.stored(0)[0].data_ptr() for t in (full.layer(0)[0],))

@@ -298,3 +298,31 @@ def test_one_line_of_text_is_taken_for_text_however_long(tiny_folder: Path, leng
 def test_text_that_looks_like_a_missing_file_is_refused(tiny_folder: Path, text: str) -> None:
     with pytest.raises(DocumentError, match="no such document"):
         kvz.compress(text, str(tiny_folder))
+
+
+def test_offload_without_a_gpu(compress: Run, text_file: Path, out: Path) -> None:
+    compress(text_file, "--offload", "--device", "cpu").failed("--offload", "cpu", status=2)
+    assert os.listdir(out) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--window", 8), ("'kvzip-rms' does not take window", "snapkv")),
+        (("--method", "kvzip", "--turn", 3), ("'kvzip' does not take turn", "kvzip-rms")),
+        (("--method", "h2o", "--query", "Who?"), ("'h2o' does not take query",)),
+        (("--method", "snapkv", "--query", " "), ("question is empty",)),
+        (("--method", "snapkv", "--floor", 0.2), ("'uniform' does not take floor",)),
+        (("--method", "full", "-r", 0.5), ("keeps every pair",)),
+        (("--method", "recent", "--sink", -1), ("sink of -1",)),
+        (("--protect", "all"), ("'all' is no span",)),
+        (("--protect", "900:"), ("900:", "206 tokens")),
+        (("--protect-text", "Oslo"), ("does not contain", "Oslo")),
+        (("--protect-text", ""), ("text to protect is empty",)),
+        (("--protect", "0:100", "-r", 0.2), ("too small for the 100 pairs",)),
+    ],
+)
+def test_options_that_do_not_fit(compress: Run, text_file: Path, out: Path, options, words) -> None:
+    status = 1 if "question is empty" in words else 2
+    compress(text_file, *options).failed(*words, status=status)
+    assert os.listdir(out) == []

@@ -79,6 +79,7 @@ def test_every_json_field_is_described(
         "ask": ["ask", archive, "When?", " ", "--max-new-tokens", "2", "--json"],
         "inspect": ["inspect", archive, "--json"],
         "verify": ["verify", archive, "--json"],
+        "calibrate": ["calibrate", "-m", str(tiny_folder), "--json"],
         "models": ["models", "--json"],
     }
     for name, line in lines.items():

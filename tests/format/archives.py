@@ -51,20 +51,31 @@ def make_sample(
     context: int | None = None,
     text: bool = True,
     seed: int = 0,
+    windows: dict[int, int] | None = None,
 ) -> Sample:
-    """A random archive that keeps `kept[layer][head]` context pairs."""
+    """A random archive that keeps `kept[layer][head]` context pairs; layers in `windows` are sliding, of two heads."""
     generator = torch.Generator().manual_seed(seed)
     context = context or max(1, *(count for row in kept for count in row)) + 3
     dims = dims or [16] * len(kept)
-    layers = [_layer(row, dim, dtype, prefix, context, generator) for row, dim in zip(kept, dims, strict=True)]
+    layers = [
+        _sliding(windows[index], dim, dtype, prefix + context, generator)
+        if windows and index in windows
+        else _layer(row, dim, dtype, prefix, context, generator)
+        for index, (row, dim) in enumerate(zip(kept, dims, strict=True))
+    ]
     token_ids = torch.randint(0, 1000, (prefix + context,), dtype=torch.int32, generator=generator)
-    manifest = make_manifest(kept, dims, str(dtype).removeprefix("torch."), prefix, context, text)
+    manifest = make_manifest(kept, dims, str(dtype).removeprefix("torch."), prefix, context, text, windows or {})
     return Sample(manifest, RaggedCache(tuple(layers), prefix + context), token_ids if text else None)
 
 
-def make_manifest(kept: Kept, dims: Sequence[int], dtype: str, prefix: int, context: int, text: bool) -> Manifest:
+def make_manifest(
+    kept: Kept, dims: Sequence[int], dtype: str, prefix: int, context: int, text: bool, windows: dict[int, int]
+) -> Manifest:
     """A manifest that does not contradict itself."""
-    layers = tuple(LayerInfo("full", len(row), dim) for row, dim in zip(kept, dims, strict=True))
+    layers = tuple(
+        LayerInfo("sliding", 2, dim, windows[index]) if index in windows else LayerInfo("full", len(row), dim)
+        for index, (row, dim) in enumerate(zip(kept, dims, strict=True))
+    )
     return Manifest(
         model=ModelInfo("tiny", None, "LlamaForCausalLM", "a" * 32, dtype, 6, 4096, layers),
         tokenizer=TokenizerInfo("b" * 32, "c" * 32),
@@ -96,6 +107,13 @@ def _layer(
     lengths = torch.tensor([0, *(prefix + count for count in kept)])
     keys, values = (torch.randn(len(positions), dim, generator=generator).to(dtype) for _ in range(2))
     return RaggedLayer(keys, values, lengths.cumsum(0), positions)
+
+
+def _sliding(window: int, dim: int, dtype: torch.dtype, length: int, generator: torch.Generator) -> RaggedLayer:
+    count = min(window - 1, length)
+    positions = torch.arange(length - count, length, dtype=torch.int32).repeat(2)
+    keys, values = (torch.randn(len(positions), dim, generator=generator).to(dtype) for _ in range(2))
+    return RaggedLayer(keys, values, torch.arange(3) * count, positions, window)
 
 
 def same_bits(ours: Tensor, theirs: Tensor) -> bool:

@@ -161,6 +161,9 @@ MANIFESTS = {
     "wrong sum": set_at("compression", "pairs_kept", to=25),
     "wrong total": set_at("compression", "pairs_total", to=10),
     "no layers": set_at("model", "layers", to=[]),
+    "a window at a full layer": set_at("model", "layers", 0, "window", to=5),
+    "a sliding layer without a window": set_at("model", "layers", 0, "kind", to="sliding"),
+    "full as sliding": set_at("model", "layers", 0, to={"kind": "sliding", "kv_heads": 2, "head_dim": 16, "window": 7}),
     "no heads": set_at("model", "layers", 0, "kv_heads", to=0),
     "more heads": set_at("model", "layers", 0, "kv_heads", to=3),
     "huge head": set_at("model", "layers", 0, "head_dim", to=2**31),
@@ -209,6 +212,33 @@ def test_a_manifest_nested_without_end_is_refused(tmp_path: Path, forgery: Forge
     text = json.dumps(forgery.manifest)
     forgery.manifest = text[:-1] + ',"unknown":' + "[" * 100_000 + "]" * 100_000 + "}"
     assert "manifest" in refuse(tmp_path / "a.kvz", forgery.sealed())
+
+
+HYBRIDS = {
+    "heads without end": set_at("model", "layers", 1, "kv_heads", to=2**31),
+    "another window": set_at("model", "layers", 1, "window", to=7),
+    "no window": set_at("model", "layers", 1, "window", to=0),
+    "window as null": set_at("model", "layers", 1, "window", to=None),
+    "sliding as full": set_at("model", "layers", 1, "kind", to="full"),
+    "kept where nothing is evicted": set_at("compression", "kept", 1, to=[4, 4]),
+    "another kind": set_at("model", "layers", 1, "kind", to="linear"),
+}
+
+
+@pytest.mark.parametrize("change", HYBRIDS.values(), ids=HYBRIDS.keys())
+def test_a_hybrid_manifest_that_lies_is_refused(tmp_path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    hybrid = Forgery.of(make_sample(((3, 5), (), (4, 4)), windows={1: 5}).write(tmp_path / "hybrid.kvz"))
+    change(hybrid.manifest)
+    newer = hybrid.manifest["model"]["layers"][1]["kind"] == "linear"
+    refuse(tmp_path / "a.kvz", hybrid.sealed(), ArchiveVersion if newer else CorruptArchive)
+
+
+def test_positions_of_a_sliding_layer_are_its_last_window(tmp_path: Path) -> None:
+    sample = make_sample(((3, 5), (), (4, 4)), windows={1: 5})
+    sample.cache.layers[1].positions[:4] -= 1
+    sample.write(tmp_path / "a.kvz")
+    with pytest.raises(CorruptArchive, match="layer 1 has positions that are not its last window"):
+        load(tmp_path / "a.kvz")
 
 
 OFFSETS = [[0, 5, 13], [1, 5, 12], [0, 12, 12], [-5, 0, 7], [0, -(2**63), 12], [0, 5, 2**40], [12, 7, 0]]
@@ -287,7 +317,7 @@ def test_a_file_without_version_is_refused(tmp_path: Path, forgery: Forgery) -> 
 @pytest.mark.parametrize(
     ("path", "value"),
     [
-        (("model", "layers", 1, "kind"), "sliding"),
+        (("model", "layers", 1, "kind"), "linear"),
         (("quantisation",), {"scheme": "int4", "bits": 4}),
     ],
     ids=["layer kind", "quantisation"],

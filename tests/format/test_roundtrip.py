@@ -21,14 +21,18 @@ from tests.format.archives import Sample, make_sample, same_bits, tensors_of
 def samples(draw: st.DrawFn) -> Sample:
     """Archives of any raggedness, heads without a pair among them."""
     layers = draw(st.integers(1, 4))
-    kept = tuple(tuple(draw(st.lists(st.integers(0, 40), min_size=1, max_size=4))) for _ in range(layers))
+    kept = [tuple(draw(st.lists(st.integers(0, 40), min_size=1, max_size=4))) for _ in range(layers)]
+    for index in range(1, layers):
+        if draw(st.booleans()):
+            kept[index] = ()  # a sliding layer
     return make_sample(
-        kept,
+        tuple(kept),
         dims=[draw(st.sampled_from([16, 64, 80])) for _ in range(layers)],
         dtype=draw(st.sampled_from([torch.bfloat16, torch.float16, torch.float32])),
         prefix=draw(st.integers(0, 5)),
         text=draw(st.booleans()),
         seed=draw(st.integers(0, 2**16)),
+        windows={n: draw(st.integers(1, 60)) for n, row in enumerate(kept) if not row},
     )
 
 

@@ -84,6 +84,14 @@ def test_every_kind_of_archive(
     assert_same(read_kvz, tmp_path / "a.kvz")
 
 
+@pytest.mark.parametrize("length", [10, len(TEXT)])
+def test_a_hybrid_model(read_kvz: Callable[[Path], Any], tmp_path: Path, length: int) -> None:
+    model = load_model(str(make_model_folder(tmp_path / "model", "gemma3")), device="cpu", dtype="float32")
+    kvz.compress(TEXT[:length] + "\n", model, ratio=0.4).save(tmp_path / "a.kvz")
+    assert [layer.window for layer in kvz.load(tmp_path / "a.kvz").cache.layers] == [24, None, 24]
+    assert_same(read_kvz, tmp_path / "a.kvz")
+
+
 def test_no_prefix(read_kvz: Callable[[Path], Any], tmp_path: Path) -> None:
     model = load_model(str(make_model_folder(tmp_path / "model", template=None)), device="cpu", dtype="float32")
     kvz.compress(TEXT, model, ratio=0.2).save(tmp_path / "a.kvz")
@@ -144,7 +152,7 @@ def change_major_version(metadata: dict[str, Any], manifest: dict[str, Any]) -> 
 
 
 def change_kind_of_layer(metadata: dict[str, Any], manifest: dict[str, Any]) -> None:
-    manifest["model"]["layers"][1]["kind"] = "sliding"
+    manifest["model"]["layers"][1]["kind"] = "linear"
 
 
 def change_quantisation(metadata: dict[str, Any], manifest: dict[str, Any]) -> None:

@@ -38,7 +38,7 @@ def scores64(folder: Path, model: LanguageModel, context: Context, chunk: int, k
     turn = turn_ids(model.tokenizer, context.frame.seam)
     whole = [(0, len(context.ids), turn)]
     of_turn = of_passes(folder, model, context, whole, "kvzip+", lambda share: share.square().sum(1).mean(1))
-    return (squares + 1024 * of_turn).sqrt()
+    return (squares + 4096 * of_turn).sqrt()
 
 
 def of_passes(folder, model, context, passes, kind: str, reduce) -> torch.Tensor:
