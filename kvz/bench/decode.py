@@ -20,13 +20,13 @@ import torch
 from torch import Tensor
 
 from kvz.archive import Archive, load, seam_of
+from kvz.bench.documents import text_of
 from kvz.bench.machine import describe_machine, read_bandwidth
 from kvz.cache.tail import Tail
 from kvz.cli.console import emit, note
 from kvz.compression import compress_document
 from kvz.decode.policies.dense import DensePolicy
 from kvz.documents import document_from_text
-from kvz.errors import UsageError
 from kvz.models.baseline import TransformersBaseline
 from kvz.models.language_model import LanguageModel, load_model
 from kvz.progress import Progress
@@ -185,7 +185,7 @@ def _warm_up(model: LanguageModel, baseline: TransformersBaseline) -> None:
 
 def _compress(model: LanguageModel, tokens: int, ratio: float) -> tuple[Archive, float]:
     """An archive of the examples cut to `tokens`, written to disk and loaded again, and the seconds to write."""
-    document = document_from_text(_text_of(model, tokens), "examples")
+    document = document_from_text(text_of(model, tokens), "examples")
     archive = compress_document(document, model, make_recipe(ratio=ratio), Progress())
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
@@ -194,18 +194,6 @@ def _compress(model: LanguageModel, tokens: int, ratio: float) -> tuple[Archive,
         loaded = load(Path(folder) / "bench.kvz")
     loaded.seconds.update(archive.seconds)
     return loaded, write_seconds
-
-
-def _text_of(model: LanguageModel, tokens: int) -> str:
-    """Text of `tokens` tokens (a few more or less) from the example documents, repeated if they are too short."""
-    folder = Path(__file__).parents[2] / "examples"
-    if not any(folder.glob("*.txt")):
-        raise UsageError(f"no example documents in {folder}; run scripts/bench in a clone of the repository")
-    text = "\n\n".join(path.read_text() for path in sorted(folder.glob("*.txt")))
-    ids = model.tokenizer.encode_plain(text)
-    while len(ids) < tokens:
-        ids += ids
-    return model.tokenizer.decode(ids[:tokens])
 
 
 def _take_turns(

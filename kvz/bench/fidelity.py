@@ -16,9 +16,11 @@ from typing import Any
 
 import torch
 
+from kvz.bench.documents import EXAMPLES
 from kvz.bench.fidelity_report import markdown, report
 from kvz.bench.full_answers import FullAnswer, Reader, ask_full
 from kvz.bench.machine import describe_machine
+from kvz.bench.pages import fill_place
 from kvz.bench.readings import Reading, read_articles, read_examples
 from kvz.cache.ragged import RaggedCache, survivors
 from kvz.cli.console import emit, note
@@ -79,15 +81,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", default=None, help="as kvz -m; default the embedded model")
     parser.add_argument("--json", type=Path, default=None, help="also write everything to this file")
     parser.add_argument("--from", dest="source", type=Path, default=None, help="measure nothing, print this file")
-    parser.add_argument("--markdown", type=Path, default=None, help="also write the table to this file")
+    parser.add_argument("--into", type=Path, default=None, help="put the tables into this page, at <!-- PLACE -->")
+    parser.add_argument("--place", default="fidelity", help="name of that place (default %(default)s)")
     options = parser.parse_args(arguments)
     result = json.loads(options.source.read_text()) if options.source else measure(options)
     for line in report(result):
         emit(line)
     if options.json:
         options.json.write_text(json.dumps(result, indent=None, separators=(",", ":")) + "\n")
-    if options.markdown:
-        options.markdown.write_text("\n".join(markdown(result)) + "\n")
+    if options.into:
+        fill_place(options.into, options.place, markdown(result))
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
@@ -117,7 +120,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 def _readings(options: argparse.Namespace) -> list[Reading]:
     if options.data is None:
-        return read_examples(Path(__file__).parents[2] / "examples", options.questions)
+        return read_examples(EXAMPLES, options.questions)
     first, _, last = options.articles.partition(":")
     return read_articles(options.data, int(first or 0), int(last or 2**31), options.together, options.questions)
 

@@ -1,0 +1,23 @@
+"""Text of any length to measure on, out of the example documents."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kvz.errors import UsageError
+from kvz.models.language_model import LanguageModel
+
+__all__ = ["EXAMPLES", "text_of"]
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def text_of(model: LanguageModel, tokens: int) -> str:
+    """Text of `tokens` tokens (a few more or less) from the example documents, repeated if they are too short."""
+    if not any(EXAMPLES.glob("*.txt")):
+        raise UsageError(f"no example documents in {EXAMPLES}; run this in a clone of the repository")
+    text = "\n\n".join(path.read_text(encoding="utf-8") for path in sorted(EXAMPLES.glob("*.txt")))
+    ids = model.tokenizer.encode_plain(text)
+    while len(ids) < tokens:
+        ids += ids
+    return model.tokenizer.decode(ids[:tokens])
