@@ -88,6 +88,9 @@ def make_model_folder(
     }
     torch.manual_seed(seed)
     model = model_class(config_class(**options)).float().eval()
+    for name, parameter in model.named_parameters():
+        if family == "gemma3" and "norm" in name:
+            torch.nn.init.normal_(parameter, std=0.2)  # zeros otherwise, which hide what a norm's weights do
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

@@ -94,10 +94,29 @@ class LanguageModel:
                 hook.remove()
 
     def output_projection(self, layer: int) -> Tensor:
-        """W_o of a layer, cut by query head: `[hidden, Hq, D]`, as stored."""
+        """W_o of a layer, cut by query head: `[hidden, Hq, D]`.
+
+        A norm between it and the residual stream is linear but for its division: its weights are multiplied in.
+        """
+        block = self._block(layer)
+        weight: Tensor = block.self_attn.o_proj.weight.detach()
+        if _normalises_output(block):
+            weight = weight * (1 + block.post_attention_layernorm.weight.detach())[:, None]
+        return weight.view(weight.shape[0], self.geometry.query_heads, -1)
+
+    @torch.inference_mode()
+    def attended_rms(self, layer: int, attended: Tensor) -> Tensor | None:
+        """What a norm divides the output `attended [1,n,Hq,D]` by, `[1,n]` float32; None where there is no norm."""
+        block = self._block(layer)
+        if not _normalises_output(block):
+            return None
+        added: Tensor = block.self_attn.o_proj(attended.flatten(2)).float()
+        divisor: Tensor = (added.square().mean(-1) + block.post_attention_layernorm.eps).sqrt()
+        return divisor
+
+    def _block(self, layer: int) -> Any:
         body: Any = self.network.base_model
-        weight: Tensor = body.layers[layer].self_attn.o_proj.weight
-        return weight.detach().view(weight.shape[0], self.geometry.query_heads, -1)
+        return body.layers[layer]
 
     def _inputs(self, ids: Tensor, start: int, store: PairStore) -> dict[str, Any]:
         positions = torch.arange(start, start + ids.shape[0], device=self.device)
@@ -109,6 +128,11 @@ class LanguageModel:
             "use_cache": False,
             "pair_store": store,
         }
+
+
+def _normalises_output(block: Any) -> bool:
+    """Whether a layer norms the attention's output before adding it, as Gemma does: its MLP then has its own norms."""
+    return hasattr(block, "pre_feedforward_layernorm")
 
 
 def load_model(

@@ -3,7 +3,8 @@
     e(g,i,j) = a(g,i,j) * ||W_o,g v_j|| / ||h_i||
 
 with a the weights of KVzip's softmax, W_o,g the part of the output projection that belongs to query head g, and h_i the
-hidden state that enters the layer at row i (KVzap, arXiv 2601.07891).
+hidden state that enters the layer at row i (KVzap, arXiv 2601.07891). In models that normalise the attention's output
+before they add it (Gemma 3), W_o has the weights of that norm in it, and its root mean square at row i divides too.
 """
 
 from __future__ import annotations
@@ -30,6 +31,12 @@ class ContributionPass(RepeatPass):
         """Keep the norms of a layer's input, and drop those of the layer before."""
         self.log_norms.clear()
         self.log_norms[layer] = torch.linalg.vector_norm(hidden[0].float(), dim=-1).log()
+
+    def see_attended(self, layer: int, attended: Tensor) -> None:
+        """Where the output is normalised before it is added, its norm divides every contribution as well."""
+        rms = self.model.attended_rms(layer, attended)
+        if rms is not None:
+            self.log_norms[layer] += rms[0].log()
 
     def value_norms(self, layer: int, first: int, group: int, value: Tensor) -> Tensor:
         """||W_o,g v_j|| of query heads first:first+group, `[G,m]`, by v^T (W^T W) v: D x D, not hidden x D, a pair."""

@@ -57,6 +57,9 @@ class RepeatPass(ABC):
     def see(self, layer: int, hidden: Tensor) -> None:  # noqa: B027 - most passes need no look
         """Shown the hidden states `[1,n,hidden]` that enter a layer."""
 
+    def see_attended(self, layer: int, attended: Tensor) -> None:  # noqa: B027 - as above
+        """Shown a layer's attention output `[1,n,Hq,D]`, before any of its heads is scored."""
+
     @abstractmethod
     def score_head(
         self, layer: int, head: int, query: Tensor, key: Tensor, value: Tensor, lse: Tensor, scale: float
@@ -78,6 +81,7 @@ class RepeatPass(ABC):
         keys, values = self.chunk.context.cache.layer(layer)
         columns = self.chunk.rows
         scores = self.chunk.scores[self.chunk.geometry.rows(layer), self.chunk.start : self.chunk.end]
+        lses = []
         for head in range(heads):
             one = slice(head, head + 1)
             rows = grouped[one].contiguous()
@@ -85,9 +89,13 @@ class RepeatPass(ABC):
             scored = merge_parts([own, *_over(rows, keys[one], values[one], scale, self.chunk.scored_segments)])
             others = _over(rows, keys[one], values[one], scale, self.chunk.other_segments)
             out[head] = merge_parts([scored, *others])[0].view_as(rows[0])
-            lse = scored[1].view(-1, n)
-            scores[head] = self.score_head(layer, head, rows[0], keys[head, columns], values[head, columns], lse, scale)
-        return out.reshape(1, -1, n, dim).transpose(1, 2)
+            lses.append(scored[1].view(-1, n))
+        attended = out.reshape(1, -1, n, dim).transpose(1, 2)
+        self.see_attended(layer, attended)
+        for head, lse in enumerate(lses):
+            rows = grouped[head].contiguous()
+            scores[head] = self.score_head(layer, head, rows, keys[head, columns], values[head, columns], lse, scale)
+        return attended
 
 
 def _over(

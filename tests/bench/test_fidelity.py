@@ -91,7 +91,7 @@ def test_a_run_prints_writes_and_refuses(tiny_folder, articles, tmp_path, monkey
     assert "budget too small" in shown
     text = page.read_text()
     assert text.startswith("before\n<!-- fidelity -->\n")
-    assert "old" not in text
+    assert "\nold\n" not in text
     assert "| kvzip-rms | 100.0 | 100 |" in text
     main(["--from", str(tmp_path / "run.json")])
     assert capsys.readouterr().out == shown

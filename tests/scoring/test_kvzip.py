@@ -74,9 +74,24 @@ def contribution(reference, out, layer: int, first: int) -> torch.Tensor:
     norms = []
     for g in range(query_heads):
         part = weight[:, g * values.shape[-1] : (g + 1) * values.shape[-1]]
-        norms.append((values[g // (query_heads // values.shape[0])] @ part.T).norm(dim=-1))
+        added = values[g // (query_heads // values.shape[0])] @ part.T
+        block = reference.model.layers[layer]
+        if hasattr(block, "pre_feedforward_layernorm"):
+            added = added * (1 + block.post_attention_layernorm.weight)
+        norms.append(added.norm(dim=-1))
     rows = out.hidden_states[layer][0, first:].norm(dim=-1)
-    return torch.stack(norms)[:, None, :] / rows[None, :, None]
+    return torch.stack(norms)[:, None, :] / (rows * divisors(reference, out, layer)[first:])[None, :, None]
+
+
+def divisors(reference, out, layer: int) -> torch.Tensor:
+    """What the norm after a Gemma's attention divides by at each row: from the layer's own modules, in float64."""
+    block = reference.model.layers[layer]
+    if not hasattr(block, "pre_feedforward_layernorm"):
+        return torch.ones(out.hidden_states[layer].shape[1])
+    cache = out.cache if hasattr(out, "cache") else out.past_key_values
+    values = cache.layers[layer].values[0].repeat_interleave(block.self_attn.num_key_value_groups, 0)
+    attended = (out.attentions[layer][0] @ values).transpose(0, 1).flatten(1)
+    return (block.self_attn.o_proj(attended).square().mean(-1) + block.post_attention_layernorm.eps).sqrt()
 
 
 @pytest.mark.parametrize(("query_heads", "kv_heads"), [(2, 2), (6, 2), (4, 1), (8, 1)])
