@@ -101,6 +101,8 @@ checksums of the tensors, not that of the header.
 | `question_tokens`, `new_tokens` | tokens of the question with its part of the template, and of the answer |
 | `first_token_seconds`, `token_seconds` | time to the first token, and for each one after it (null if there is none) |
 | `kv_bytes` | bytes of the archive's cache and of the question's own, while answering |
+| `policy` | how the answer's tokens read the archive |
+| `pairs_read` | pairs of the archive that each of them read, with what choosing them reads (null without any) |
 | `error` | in place of all fields but the first two: why the question could not be asked |
 """,
     "inspect": """\

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kvz.cache.ragged import RaggedCache
+from kvz.decode.decoding import Decoding
 from kvz.decode.sampling import Sampling
 from kvz.decode.session import Answer, Session
 from kvz.defaults import MAX_NEW_TOKENS
@@ -61,16 +62,18 @@ class Archive:
         """
         return self.session().ask(question, max_new_tokens, sampling, stream)
 
-    def session(self, model: LanguageModel | None = None) -> Session:
+    def session(self, model: LanguageModel | None = None, decoding: Decoding | None = None) -> Session:
         """The session that questions go through, with `model` if given, else the one used before or in the manifest.
 
-        Raises ArchiveMismatch if the archive was not made with that model.
+        `decoding` makes a new session that reads the archive so; `ask` goes through it from then on. Raises
+        ArchiveMismatch if the archive was not made with that model.
         """
         chosen = model or self._model or model_of(self.manifest)
-        if self._session is None or chosen is not self._model:
+        if self._session is None or chosen is not self._model or decoding is not None:
             check_dtype(self.manifest, chosen)
             check_identity(self.manifest, chosen.identity)
-            session = Session(chosen, self.cache, seam_of(self.manifest))
+            prefix = self.manifest.prompt.prefix_tokens
+            session = Session(chosen, self.cache, seam_of(self.manifest), prefix, decoding)
             self._model, self._session = chosen, session
         return self._session
 

@@ -36,6 +36,18 @@ def ask(
     top_p: Annotated[Optional[float], typer.Option(help="Sample from this share of probability.")] = None,  # noqa: UP045
     top_k: Annotated[Optional[int], typer.Option(help="Sample from the K likeliest tokens.")] = None,  # noqa: UP045
     seed: Annotated[Optional[int], typer.Option(help="Makes sampling repeatable.")] = None,  # noqa: UP045
+    policy: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="How the answer's tokens read the archive: dense, hsa, quest, sparq, exact-topk; auto is hsa with a "
+            "--budget, else dense.",
+        ),
+    ] = "auto",
+    budget: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(metavar="N", help="Pairs of each head that a token of the answer may read; all of them without."),
+    ] = None,
     device: DeviceOption = "auto",
     no_verify: Annotated[bool, typer.Option("--no-verify", help="Do not check the tensors' checksums.")] = False,
     as_json: JsonOption = False,
@@ -50,14 +62,18 @@ def ask(
     if file is None and len(asked) > 1 and not quiet and not any(" " in q.text for q in asked):
         console.note(f"kvz: {len(asked)} questions of one word each; a question of several words needs quotes")
     from kvz.archive import load, model_of
+    from kvz.decode.decoding import Decoding
     from kvz.decode.sampling import Sampling
     from kvz.decode.session import check_max_new_tokens
 
+    decoding = Decoding(policy, budget)
     sampling = Sampling(temperature, top_p, top_k, seed)
     check_max_new_tokens(max_new_tokens)
     loaded = load(archive, verify=not no_verify)
     progress = console.terminal_progress(quiet)
-    session = loaded.session(model_of(loaded.manifest, model, device, progress))
+    session = loaded.session(model_of(loaded.manifest, model, device, progress), decoding)
+    if budget is not None and session.policy == "dense":
+        progress.say("the budget covers every head of the archive: all pairs are read")
     failed = 0
     for question in asked:
         failed += not _answer(session, question, max_new_tokens, sampling, as_json, quiet, len(asked))
@@ -142,13 +158,18 @@ def _as_json(question: Question, answer: Answer) -> dict[str, Any]:
         "first_token_seconds": round(answer.first_token_seconds, 4),
         "token_seconds": None if answer.token_seconds is None else round(answer.token_seconds, 4),
         "kv_bytes": answer.kv_bytes,
+        "policy": answer.policy,
+        "pairs_read": answer.pairs_read,
     }
 
 
 def _statistics(answer: Answer) -> str:
     rate = f", then {1 / answer.token_seconds:.1f} tokens/s" if answer.token_seconds else ""
     cut = {"end": "", "length": " (cut: --max-new-tokens)", "full": " (cut: no position left)"}[answer.stop]
+    read = f", {console.quantity(round(answer.pairs_read))} pairs read a token" if answer.pairs_read else ""
+    sparse = f"; {answer.policy}{read}" if answer.policy != "dense" else ""
+    held = f"{console.size(answer.kv_bytes)} of KV{sparse}"
     return (
         f"  {answer.new_tokens} tokens{cut}, first after {console.seconds(answer.first_token_seconds)}{rate}; "
-        f"{console.quantity(answer.context_tokens)} tokens of context reused, {console.size(answer.kv_bytes)} of KV"
+        f"{console.quantity(answer.context_tokens)} tokens of context reused, {held}"
     )

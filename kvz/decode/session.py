@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kvz.cache.ragged import RaggedCache
 from kvz.cache.tail import Tail
+from kvz.decode.decoding import Decoding
 from kvz.decode.policies.dense import DensePolicy
 from kvz.decode.sampling import Sampler, Sampling
 from kvz.decode.text_stream import TextStream
@@ -31,6 +32,8 @@ class Answer:
     `stop` is "end" (the model ended it), "length" (max_new_tokens reached) or "full" (no position left). `ids` are the
     generated ids without the end token. Seconds are wall time: from the question to the first token, and for each
     token after it (None if there was none). `kv_bytes` are those of archive and tail when the answer was complete.
+    `policy` says how generated tokens read the archive, `pairs_read` how many of its pairs each of them read, over all
+    layers and heads, with what it took to choose them (None if there was no such token).
     """
 
     text: str
@@ -41,6 +44,8 @@ class Answer:
     first_token_seconds: float
     token_seconds: float | None
     kv_bytes: int
+    policy: str = "dense"
+    pairs_read: float | None = None
 
     @property
     def new_tokens(self) -> int:
@@ -51,12 +56,20 @@ class Answer:
 class Session:
     """Asks questions of a pruned cache. Asking A, B, A gives A's answer twice (greedy, or with a seed)."""
 
-    def __init__(self, model: LanguageModel, cache: RaggedCache, seam: Seam) -> None:
-        """`cache` must come from `model`; `seam` is that of the archive."""
+    def __init__(
+        self, model: LanguageModel, cache: RaggedCache, seam: Seam, prefix: int = 0, decoding: Decoding | None = None
+    ) -> None:
+        """`cache` must come from `model`; `seam` and `prefix` (tokens) are those of the archive."""
         self._model = model
         self._cache = cache.to(model.device)
         self._seam = seam
+        self._reading = (decoding or Decoding()).reading(self._cache, prefix)
         self._tail: Tail | None = None
+
+    @property
+    def policy(self) -> str:
+        """How generated tokens read the archive; "dense" also where a budget covers every head."""
+        return self._reading.policy
 
     def ask(
         self,
@@ -76,7 +89,8 @@ class Session:
         room = self._check_size(len(ids))
         limit = min(max_new_tokens, room)
         tail = self._fresh_tail(len(ids) + limit)
-        run = _Run(self._model, DensePolicy(self._cache, tail), tail, self._cache.logical_length)
+        store = self._reading.store(tail)
+        run = _Run(self._model, store, tail, self._cache.logical_length)
         text = TextStream(self._model.tokenizer, self._seam.stop_texts)
         tokens = run.tokens(ids, limit, Sampler(sampling or Sampling()))
         token: int | None = next(tokens)
@@ -102,6 +116,8 @@ class Session:
             first_token_seconds=first - began,
             token_seconds=(last - first) / run.steps if run.steps else None,
             kv_bytes=self._cache.nbytes + tail.nbytes,
+            policy=self._reading.policy,
+            pairs_read=store.pairs_read / store.steps if store.steps else None,
         )
 
     def _check_size(self, tokens: int, measure: str = "") -> int:

@@ -22,6 +22,7 @@ from kvz.kernels.attention_sum import column_sum
 from kvz.models.attention import Told
 from kvz.models.language_model import LanguageModel
 from kvz.prompt import turn_ids
+from kvz.scoring.allocation import Allocation, Nonuniform
 from kvz.scoring.contribution import ContributionPass
 from kvz.scoring.kvzip import RepeatingMethod
 from kvz.scoring.method import Context
@@ -44,6 +45,10 @@ class KVzipRMS(RepeatingMethod):
     @property
     def name(self) -> str:
         return "kvzip-rms"
+
+    def allocation(self) -> Allocation:
+        """Every head is guaranteed a fifth of a uniform budget: layers' scores do not compare well in every model."""
+        return Nonuniform(floor=0.2)
 
     def score(self, model: LanguageModel, context: Context, done: Callable[[int], None]) -> Tensor:
         """Scores `[N,S]` float32, on the CPU. KVzip's pass over the context, and one over a turn of some 20 tokens."""

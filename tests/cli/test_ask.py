@@ -30,6 +30,8 @@ FIELDS = [
     "first_token_seconds",
     "token_seconds",
     "kv_bytes",
+    "policy",
+    "pairs_read",
 ]
 
 
@@ -273,3 +275,17 @@ def test_a_head_dimension_that_lies_is_refused(run: Run, archive: Path, tmp_path
     path = tmp_path / "a.kvz"
     path.write_bytes(forged.sealed())
     run("ask", path, "Who?", *FEW).failed()
+
+
+def test_a_policy_and_its_budget(run: Run, archive: Path, tiny_folder: Path) -> None:
+    line = ("ask", archive, "Where is the key?", "-m", tiny_folder, "--max-new-tokens", 9)
+    [dense] = run(*line, "--json").succeeded().objects
+    [sparse] = run(*line, "--json", "--budget", 24).succeeded().objects
+    assert (dense["policy"], sparse["policy"]) == ("dense", "hsa")
+    assert sparse["pairs_read"] < dense["pairs_read"]
+    assert "hsa" in run(*line, "--policy", "hsa", "--budget", 24).succeeded().err
+    covered = run(*line, "--policy", "quest", "--budget", 999).succeeded()
+    assert "covers every head" in covered.err
+    run(*line, "--policy", "hsa").failed("needs a budget", status=2)
+    run(*line, "--policy", "sparks", "--budget", 24).failed("no policy 'sparks'", "sparq", status=2)
+    run(*line, "--budget", 0).failed("16 or more", status=2)

@@ -16,9 +16,14 @@ __all__ = ["DensePolicy"]
 
 
 class DensePolicy:
-    """A pair store over an archive's ragged cache and a tail, merged by log-sum-exp. The cache is only read."""
+    """A pair store over an archive's ragged cache and a tail, merged by log-sum-exp. The cache is only read.
+
+    `pairs_read` counts what generated tokens read of the archive, in pairs, and `steps` those tokens.
+    """
 
     def __init__(self, cache: RaggedCache, tail: Tail) -> None:
+        self.steps = 0
+        self.pairs_read = 0.0
         self._cache = cache
         self._tail = tail
         self._plans: dict[tuple[int, int], RaggedPlan] = {}
@@ -26,13 +31,20 @@ class DensePolicy:
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """Attention of n new tokens over archive and tail: `query [1,Hq,n,D]`, `key, value [1,H,n,D]`."""
         heads, n, dim = key.shape[1:]
-        grouped = query.reshape(heads, -1, n, dim)
+        if n == 1:
+            self.steps += layer == 0
+            self.pairs_read += self._cache.layers[layer].bounds[-1]
+        return self._dense(layer, query.reshape(heads, -1, n, dim), key, value, scale)
+
+    def _dense(self, layer: int, grouped: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        """The same without counting, for `grouped [H,G,n,D]`."""
+        heads, _, n, dim = grouped.shape
         if self._cache.layers[layer].window is not None:
             return self._over_window(layer, grouped, key, value, scale)
         tail = self._over_tail(layer, grouped, key, value, scale)
         flat = grouped.reshape(heads, -1, dim)
         out = ragged_attention(flat, self._plan(layer, flat.shape[1]), scale, tail)
-        return out.to(query.dtype).view(1, -1, n, dim).transpose(1, 2)
+        return out.to(grouped.dtype).view(1, -1, n, dim).transpose(1, 2)
 
     def _over_window(self, layer: int, grouped: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """Attention of a sliding layer: over what its window still sees of the archive and of the tail."""

@@ -23,27 +23,21 @@ __all__ = ["SparsePolicy"]
 class SparsePolicy(DensePolicy):
     """A pair store that lets a `selector` choose what each new token attends; it must have been prepared.
 
-    `pairs_read` counts the traffic of generated tokens in pairs of one head, prefix and choosing included, `steps` the
-    tokens; the tail is not counted.
+    `pairs_read` has the reading that it takes to choose among its pairs.
     """
 
     def __init__(self, cache: RaggedCache, tail: Tail, prefix: int, selector: Selector) -> None:
         super().__init__(cache, tail)
-        self.steps = 0
-        self.pairs_read = 0.0
         self._prefix = prefix
         self._selector = selector
         self._covered = [_covered(layer.bounds, prefix + selector.budget) for layer in cache.layers]
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """Attention of n new tokens: dense for a question, or where the budget covers the layer's longest head."""
-        stored = self._cache.layers[layer]
-        if query.shape[2] > 1:
+        dense = self._cache.layers[layer].window is not None or self._covered[layer]
+        if query.shape[2] > 1 or dense:
             return super().attend(layer, query, key, value, scale)
         self.steps += layer == 0
-        if stored.window is not None or self._covered[layer]:
-            self.pairs_read += stored.bounds[-1]
-            return super().attend(layer, query, key, value, scale)
         heads, _, dim = key.shape[1:]
         grouped = query.reshape(heads, -1, 1, dim)
         tail = self._over_tail(layer, grouped, key, value, scale)

@@ -1,0 +1,84 @@
+"""How generated tokens read an archive: a policy and its budget, and the pair store they make for a question."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+
+from kvz.cache.ragged import RaggedCache
+from kvz.cache.tail import Tail
+from kvz.decode.policies.dense import DensePolicy
+from kvz.decode.policies.exact_topk import ExactTopK
+from kvz.decode.policies.hsa import HSA
+from kvz.decode.policies.quest import Quest
+from kvz.decode.policies.selection import Selector
+from kvz.decode.policies.sparq import SparQ
+from kvz.decode.policies.sparse import SparsePolicy
+from kvz.errors import UsageError
+
+__all__ = ["AUTO", "DENSE", "SELECTORS", "Decoding", "Reading"]
+
+AUTO, DENSE = "auto", "dense"
+_AUTO_SELECTS = "hsa"
+_LEAST = 16  # pairs a step: fewer select next to nothing
+
+SELECTORS: dict[str, Callable[..., Selector]] = {
+    "hsa": HSA,
+    "quest": Quest,
+    "sparq": SparQ,
+    "exact-topk": ExactTopK,
+}
+"""The sparse policies by name. A new one is one file in `policies/` and one line here."""
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """A `policy` ("auto", "dense" or one of SELECTORS), and the `budget` of a sparse one, in pairs a head and step.
+
+    "auto" is dense without a budget. Raises UsageError for a policy that does not exist, a budget that is too small, a
+    sparse policy without a budget, and a budget with "dense".
+    """
+
+    policy: str = AUTO
+    budget: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.policy not in (AUTO, DENSE, *SELECTORS):
+            raise UsageError(f"no policy '{self.policy}'; there are: {', '.join((AUTO, DENSE, *SELECTORS))}")
+        if self.policy == DENSE and self.budget is not None:
+            raise UsageError("policy 'dense' reads every pair; leave the budget out")
+        if self.policy in SELECTORS and self.budget is None:
+            raise UsageError(f"policy '{self.policy}' needs a budget: pairs of each head to read in a step (--budget)")
+        if self.budget is not None and self.budget < _LEAST:
+            raise UsageError(f"a budget of {self.budget} pairs a step selects next to nothing: give {_LEAST} or more")
+
+    def reading(self, cache: RaggedCache, prefix: int) -> Reading:
+        """How an archive is read: sparsely if any head is longer than the budget. Looks at the archive once."""
+        if self.budget is None or _longest(cache) - prefix <= self.budget:
+            return Reading(DENSE, cache, prefix, None)
+        name = _AUTO_SELECTS if self.policy == AUTO else self.policy
+        selector = SELECTORS[name](self.budget)
+        selector.prepare(cache, prefix)
+        return Reading(name, cache, prefix, selector)
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """An archive and what was prepared to read it; `policy` names what is really done."""
+
+    policy: str
+    cache: RaggedCache
+    prefix: int
+    selector: Selector | None
+
+    def store(self, tail: Tail) -> DensePolicy:
+        """The pair store of one question."""
+        if self.selector is None:
+            return DensePolicy(self.cache, tail)
+        return SparsePolicy(self.cache, tail, self.prefix, self.selector)
+
+
+def _longest(cache: RaggedCache) -> int:
+    """Pairs of the longest head of a full layer, prefix included."""
+    return max(last - first for x in cache.layers if x.window is None for first, last in pairwise(x.bounds))
