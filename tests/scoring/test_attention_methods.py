@@ -22,7 +22,7 @@ from kvz.scoring.method import Setting
 from kvz.scoring.registry import METHODS, make_method
 from kvz.scoring.snapkv import SnapKV
 from tests.conftest import TEXT
-from tests.reference import eager64
+from tests.reference import copy_of, eager64
 from tests.scoring.test_kvzip import context_of
 from tests.tiny import make_model_folder
 
@@ -159,6 +159,25 @@ def test_pyramidkv_and_adakv_are_snapkv_under_their_own_allocation(tiny):
     assert torch.equal(same, of["snapkv"].score(tiny, context, lambda tokens: None))
     short = of["pyramidkv"].score(tiny, context, lambda tokens: None)
     assert torch.equal(short, SnapKV(8, 7).score(tiny, context, lambda tokens: None))
+
+
+@pytest.mark.parametrize("length", [1, 31, 33, 100])
+@pytest.mark.parametrize("method", [name for name in METHODS if name not in ("kvzip-head", "duo")])
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_scoring_is_deterministic_and_leaves_the_cache_alone(tmp_path, family, method, length):
+    model = load_model(str(make_model_folder(tmp_path, family)), "cpu", "float32")
+    context = context_of(model, length, slack=32)
+    before = [(keys.clone(), values.clone()) for keys, values in copy_of(context.cache)]
+    told: list[int] = []
+    first = make_method(method).score(model, context, told.append)
+    assert first.shape == (model.geometry.rows_total, length)
+    assert first.dtype == torch.float32
+    assert torch.isfinite(first).all()
+    assert sum(told) in ({length} if method not in ("full", "snapkv", "adakv", "pyramidkv") else {0, length})
+    assert torch.equal(first, make_method(method).score(model, context, lambda tokens: None))
+    for held, kept in zip(copy_of(context.cache), before, strict=True):
+        assert torch.equal(held[0], kept[0])
+        assert torch.equal(held[1], kept[1])
 
 
 @pytest.mark.parametrize("method", METHODS)

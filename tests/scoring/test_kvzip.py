@@ -171,10 +171,11 @@ def test_scores_equal_the_definition(tmp_path, query_heads, kv_heads, length, ch
 
 
 @pytest.mark.parametrize("length", [2047, 2049])
-def test_the_papers_chunk_with_a_last_one_of_one_token(tiny, tiny_folder, length):
+@pytest.mark.parametrize(("method", "kind"), [(KVzip(), "kvzip"), (KVzipPlus(), "kvzip+"), (KVzipRMS(), "rms")])
+def test_the_papers_chunk_with_a_last_one_of_one_token(tiny, tiny_folder, length, method, kind):
     context = context_of(tiny, length)
-    got = KVzip().score(tiny, context, lambda tokens: None)
-    torch.testing.assert_close(got.double(), scores64(tiny_folder, tiny, context, 2048), rtol=5e-4, atol=1e-7)
+    got = method.score(tiny, context, lambda tokens: None)
+    torch.testing.assert_close(got.double(), scores64(tiny_folder, tiny, context, 2048, kind), rtol=5e-4, atol=1e-6)
 
 
 def test_scoring_leaves_the_cache_alone_and_is_deterministic(tiny):
@@ -208,7 +209,7 @@ MEMORY_SCRIPT = """
 import sys, threading, psutil
 from kvz.models.language_model import load_model
 from kvz.scoring.kvzip import KVzip
-from kvz.scoring.kvzip_plus import KVzipPlus
+from kvz.scoring.kvzip_rms import KVzipRMS
 from tests.scoring.test_kvzip import context_of
 
 def watch():
@@ -216,13 +217,13 @@ def watch():
         seen.append(process.memory_info().rss)
 
 model = load_model(sys.argv[1], "cpu", "float32")
-KVzip(64).score(model, context_of(model, 100), lambda n: None)
+KVzipRMS(64).score(model, context_of(model, 100), lambda n: None)
 context = context_of(model, 3900)
 process, seen, finished = psutil.Process(), [], threading.Event()
 before = process.memory_info().rss
 watcher = threading.Thread(target=watch)
 watcher.start()
-KVzip().score(model, context, lambda n: None)
+KVzipRMS().score(model, context, lambda n: None)
 finished.set()
 watcher.join()
 print((max(seen) - before) / 1e6)
