@@ -109,7 +109,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             cells += [{"context": number, "method": name, **cell} for cell in _cells(model, read, SPECS[name], ratios)]
     return {
         "machine": describe_machine(),
-        "model": model.source.id,
+        "model": _shown(model.source.id),
         "data": f"{options.data.name}, articles {options.articles}" if options.data else "examples",
         "contexts": [reading.name for reading in readings],
         "questions": sum(len(reading.questions) for reading in readings),
@@ -176,6 +176,11 @@ def _cells(model: LanguageModel, read: Read, spec: dict[str, Any], ratios: list[
             "prefill_seconds": round(read.prefill_seconds, 3),
             "asked": asked,
         }
+
+
+def _shown(model: str) -> str:
+    """A model's name without the folders of the machine that it was measured on."""
+    return Path(model).name if Path(model).exists() else model
 
 
 def _rounded(measures: dict[str, float]) -> dict[str, float]:

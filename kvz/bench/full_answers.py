@@ -87,7 +87,7 @@ class Reader:
         at = self._start + self._tail.length
         logits = self._model.last_logits(torch.tensor(ids), at, self._policy, count)
         self._tail.advance(len(ids))
-        return logits.log_softmax(1)
+        return logits.log_softmax(1).cpu()
 
 
 def _mean_of(log_probs: Tensor, ids: list[int]) -> float:
