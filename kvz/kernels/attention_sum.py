@@ -21,11 +21,13 @@ def column_sum(query: Tensor, key: Tensor, lse: Tensor, scale: float, causal: bo
     block = max(1, min(rows, _BLOCK_BYTES // (4 * count)))
     keys = key.float().t().contiguous()
     total = torch.zeros(count, device=key.device)
+    weights = torch.empty(block, count, device=key.device)
     for g in range(group):
         for start in range(0, rows, block):
             q = query[g, start : start + block].float() * scale
-            weights = torch.addmm(lse[g, start : start + block, None].neg(), q, keys).exp_()
+            bias = lse[g, start : start + block, None].neg()
+            of_block = torch.addmm(bias, q, keys, out=weights[: q.shape[0]]).exp_()
             if causal:
-                weights.tril_(start)
-            total += weights.sum(0)
+                of_block.tril_(start)
+            total += of_block.sum(0)
     return total

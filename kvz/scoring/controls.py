@@ -39,6 +39,10 @@ class RandomPairs(ScoringMethod):
 
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed < 2**63:
+            raise UsageError(f"seed {self.seed}: give a number from 0 to 2^63 - 1")
+
     @property
     def name(self) -> str:
         return "random"

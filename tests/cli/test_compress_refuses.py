@@ -315,6 +315,7 @@ def test_offload_without_a_gpu(compress: Run, text_file: Path, out: Path) -> Non
         (("--method", "snapkv", "--floor", 0.2), ("'uniform' does not take floor",)),
         (("--method", "full", "-r", 0.5), ("keeps every pair",)),
         (("--method", "recent", "--sink", -1), ("sink of -1",)),
+        (("--method", "random", "--seed", 2**63), ("seed", "2^63 - 1")),
         (("--protect", "all"), ("'all' is no span",)),
         (("--protect", "900:"), ("900:", "206 tokens")),
         (("--protect-text", "Oslo"), ("does not contain", "Oslo")),
