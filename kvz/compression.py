@@ -51,7 +51,7 @@ def compress(
     allocation: str | Allocation | None = None,
     floor: float | None = None,
     keep_recent: int = 0,
-    protect: Sequence[str | tuple[int, int]] = (),
+    protect: str | Sequence[str | tuple[int | None, int | None]] = (),
     system: str | None = None,
     truncate: str | None = None,
     include_text: bool = True,
@@ -77,7 +77,7 @@ def compress(
         allocation=allocation,
         floor=floor,
         keep_recent=keep_recent,
-        protect=tuple(protect),
+        protect=(protect,) if isinstance(protect, str) else tuple(protect),
         system=system,
         truncate=truncate,
         include_text=include_text,
@@ -199,6 +199,11 @@ def _too_long(tokens: str, positions: int, around: int) -> DocumentError:
     )
 
 
+def _without_text(parameters: dict[str, int | float | str | None]) -> dict[str, int | float | str | None]:
+    """A method's parameters for an archive that is not to show any text."""
+    return {name: "(left out)" if name == "query" and value else value for name, value in parameters.items()}
+
+
 def _manifest(
     source: Document, model: LanguageModel, recipe: Recipe, frame: Frame, tokens: int, dropped: int, kept: Tensor
 ) -> Manifest:
@@ -234,7 +239,9 @@ def _manifest(
         ),
         compression=CompressionInfo(
             method=recipe.method.name,
-            parameters=dict(recipe.method.parameters()),
+            parameters=_without_text(recipe.method.parameters())
+            if not recipe.include_text
+            else recipe.method.parameters(),
             allocation=recipe.allocation.name,
             allocation_parameters={**recipe.allocation.parameters(), **recipe.guarantees()},
             ratio=recipe.budget.ratio,

@@ -43,11 +43,16 @@ class Recipe:
             check_part(self.truncate)
         check_spans(self.protect)
 
+    def _shown(self, text: str) -> str:
+        """A protected text as the manifest has it: not at all in an archive that leaves text out."""
+        return text if self.include_text else f"(a text of {len(text)} characters, left out)"
+
     def guarantees(self) -> dict[str, int | str]:
         """What every head keeps whatever its scores, for the manifest."""
-        spans = (
-            p if isinstance(p, str) else ":".join("" if end is None else str(end) for end in p) for p in self.protect
-        )
+        spans = [
+            self._shown(p) if isinstance(p, str) else ":".join("" if end is None else str(end) for end in p)
+            for p in self.protect
+        ]
         named: dict[str, int | str] = {"keep_recent": self.keep_recent}
         return {**named, **{f"protect_{index}": span for index, span in enumerate(spans)}}
 
@@ -71,11 +76,13 @@ def make_recipe(
     Raises UsageError for names that do not exist and options that do not go together.
     """
     if method is None or isinstance(method, str):
-        method = make_method(method or METHOD, **options)
+        method = make_method(METHOD if method is None else method, **options)
     elif options:
         raise UsageError(f"{', '.join(options)}: give the method's options to the method itself")
     if isinstance(method, Full) and (ratio, budget) != (None, None):
         raise UsageError("method 'full' keeps every pair; leave the ratio or budget out")
+    if isinstance(method, Full) and (allocation is not None or floor is not None or keep_recent or protect):
+        raise UsageError("method 'full' keeps every pair; leave allocation, floor and protected tokens out")
     limits = Budget(ratio=1.0) if isinstance(method, Full) else Budget.of_options(ratio, budget)
     return Recipe(
         budget=limits,
@@ -93,9 +100,10 @@ def make_recipe(
 def _allocation(method: ScoringMethod, allocation: str | Allocation | None, floor: float | None) -> Allocation:
     """The allocation a user named, or the method's own, with the user's floor."""
     options = {} if floor is None else {"floor": floor}
-    if isinstance(allocation, str):
+    own = method.allocation()
+    if isinstance(allocation, str) and allocation != own.name:
         return make_allocation(allocation, **options)
-    chosen = method.allocation() if allocation is None else allocation
+    chosen = own if allocation is None or isinstance(allocation, str) else allocation
     if not options:
         return chosen
     if "floor" not in chosen.parameters():

@@ -51,8 +51,10 @@ def calibrate(
         raise UsageError("--text computes scores and --import takes them from a file; give one of the two")
     from kvz.format.atomic import check_target
     from kvz.models.identity import identify_model
+    from kvz.scoring.head_scores import check_suffix
 
     if export_file is not None:
+        check_suffix(export_file)
         check_target(export_file, overwrite=force)
     progress = console.terminal_progress(quiet)
     identity = identify_model(model, progress.say)

@@ -172,8 +172,9 @@ class _Run:
 
     def _feed(self, ids: list[int]) -> Tensor:
         """Append tokens to the tail; logits after the last one, `[vocabulary]` float32."""
-        for start in range(0, len(ids), _QUESTION_CHUNK):
-            part = torch.tensor(ids[start : start + _QUESTION_CHUNK])
+        size = _QUESTION_CHUNK - (len(ids) % _QUESTION_CHUNK == 1)  # a last part of one would pass for a new token
+        for start in range(0, len(ids), size):
+            part = torch.tensor(ids[start : start + size])
             logits = self._model.logits(part, self._logical_length + self._tail.length, self._policy)
             self._tail.advance(len(part))
         return logits

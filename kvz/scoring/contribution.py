@@ -19,6 +19,8 @@ from kvz.scoring.repeat_pass import RepeatPass
 
 __all__ = ["ContributionPass"]
 
+_BLOCK = 2048  # values at a time
+
 
 @dataclass(frozen=True)
 class ContributionPass(RepeatPass):
@@ -42,6 +44,6 @@ class ContributionPass(RepeatPass):
         """||W_o,g v_j|| of query heads first:first+group, `[G,m]`, by v^T (W^T W) v: D x D, not hidden x D, a pair."""
         projection = self.model.output_projection(layer)[:, first : first + group].float()
         gram = torch.einsum("xgd,xge->gde", projection, projection)
-        values = value.float()
-        squares = torch.einsum("gme,me->gm", values @ gram, values)
-        return squares.clamp_min_(0).sqrt_()
+        blocks = (value[start : start + _BLOCK].float() for start in range(0, len(value), _BLOCK))
+        squares = [torch.einsum("gme,me->gm", block @ gram, block) for block in blocks]
+        return torch.cat(squares, 1).clamp_min_(0).sqrt_()

@@ -23,7 +23,7 @@ from kvz.geometry import Geometry
 from kvz.models.cache_folder import cache_folder
 from kvz.models.identity import ModelIdentity
 
-__all__ = ["DUO", "KVZIP", "HeadScores", "find_head_scores", "load_head_scores", "stored_path"]
+__all__ = ["DUO", "KVZIP", "HeadScores", "check_suffix", "find_head_scores", "load_head_scores", "stored_path"]
 
 _FORMAT = "kvz-head-scores"
 KVZIP, DUO = "kvzip", "duoattention"
@@ -72,16 +72,15 @@ class HeadScores:
 
     def write(self, path: Path, overwrite: bool = False) -> None:
         """Write to a `.safetensors` file, or as a table to a `.tsv` one. Raises OutputError or UsageError."""
+        check_suffix(path)
         if path.suffix.lower() in _TABLES:
             rows = ("\t".join(f"{value:.9g}" for value in row) for row in self.scores.tolist())
             data = "".join(f"{row}\n" for row in rows).encode()
-        elif path.suffix.lower() == ".safetensors":
+        else:
             metadata = {"format": _FORMAT, "kind": self.kind, "model": self.model_id}
             if self.fingerprint is not None:
                 metadata["fingerprint"] = self.fingerprint
             data = save({"scores": self.scores.contiguous()}, metadata)
-        else:
-            raise UsageError(f"head scores are written to a .safetensors or a .tsv file, not to {path}")
         with atomic_file(path, overwrite) as file:
             file.write(data)
 
@@ -93,6 +92,12 @@ class HeadScores:
         except OSError as error:
             raise output_error(path, error) from error
         replace(self, fingerprint=model.fingerprints.model, model_id=model.source.id).write(path, overwrite=True)
+
+
+def check_suffix(path: Path) -> None:
+    """Raise UsageError unless `path` names a kind of file that head scores are written to."""
+    if path.suffix.lower() not in (*_TABLES, ".safetensors"):
+        raise UsageError(f"head scores are written to a .safetensors or a .tsv file, not to {path}")
 
 
 def load_head_scores(path: Path) -> HeadScores:
@@ -135,12 +140,16 @@ def _from_safetensors(path: Path) -> HeadScores:
     try:
         with safe_open(str(path), framework="pt") as opened:
             metadata = opened.metadata() or {}
-            scores = opened.get_tensor("scores").float()
+            stored = opened.get_tensor("scores")
     except (SafetensorError, OSError) as error:
         raise ScoringError(f"{path} is no file of head scores: {error}") from error
+    scores = stored.float() if stored.is_floating_point() else stored.new_empty(0)
     if metadata.get("format") != _FORMAT or scores.dim() != 2:
         raise ScoringError(f"{path} is no file of head scores; kvz calibrate writes one")
-    return HeadScores(scores, metadata.get("kind", KVZIP), metadata.get("fingerprint"), metadata.get("model", "?"))
+    kind = metadata.get("kind", KVZIP)
+    if kind not in (KVZIP, DUO):  # it becomes part of a file's name
+        raise ScoringError(f"{path} holds head scores of a kind unknown here; there are {KVZIP} and {DUO}")
+    return HeadScores(scores, kind, metadata.get("fingerprint"), metadata.get("model", "?"))
 
 
 def _from_table(path: Path) -> HeadScores:

@@ -30,6 +30,8 @@ from kvz.scoring.repeat_pass import RepeatedChunk, RepeatPass
 
 __all__ = ["KVzipRMS"]
 
+_MOST = 1e9  # above it float32 may overflow
+
 
 @dataclass(frozen=True)
 class KVzipRMS(RepeatingMethod):
@@ -39,8 +41,8 @@ class KVzipRMS(RepeatingMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.turn < float("inf"):
-            raise UsageError(f"turn {self.turn:g}: give the weight of the turn's rows, 0 or more")
+        if not 0 <= self.turn <= _MOST:
+            raise UsageError(f"turn {self.turn:g}: give the weight of the turn's rows, 0 to {_MOST:g}")
 
     @property
     def name(self) -> str:
@@ -51,7 +53,7 @@ class KVzipRMS(RepeatingMethod):
         return Nonuniform(floor=0.2)
 
     def score(self, model: LanguageModel, context: Context, done: Callable[[int], None]) -> Tensor:
-        """Scores `[N,S]` float32, on the CPU. KVzip's pass over the context, and one over a turn of some 20 tokens."""
+        """Scores `[N,S]` float32, on the CPU. KVzip's pass over the context, and one over a turn of some 50 tokens."""
         squares = super().score(model, context, done)
         if self.turn:
             squares += self._of_turn(model, context)
@@ -68,7 +70,7 @@ class KVzipRMS(RepeatingMethod):
         whole = RepeatedChunk(context, model.geometry, 0, length, squares)
         store = Told(_SquaredContributions(whole, model), lambda tokens: None, 0, model.geometry.layers)
         model.fill_watched(torch.tensor(ids), context.prefix + length, store)
-        return squares * (self.turn / len(ids))
+        return squares.mul_(self.turn / len(ids))
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ Span = tuple[int | None, int | None]
 """Tokens start:end of the context, as a Python slice has them: negative from its end, None for its very ends."""
 
 _LONGEST_CHARACTER = 4  # tokens, each a byte
-_SPAN = re.compile(r"(-?\d+)?:(-?\d+)?")
+_SPAN = re.compile(r"(-?[0-9]{1,18})?:(-?[0-9]{1,18})?")
 
 
 def parse_span(text: str) -> Span:
@@ -35,7 +35,11 @@ def check_spans(protect: Sequence[str | Span]) -> None:
         if isinstance(item, str):
             if not item.strip():
                 raise UsageError("the text to protect is empty")
-        elif len(item) != 2 or not all(end is None or isinstance(end, int) for end in item):
+        elif (
+            not isinstance(item, (tuple, list))
+            or len(item) != 2
+            or not all(end is None or isinstance(end, int) for end in item)
+        ):
             raise UsageError(f"{item!r} is no span of tokens: give (start, end), or a text")
 
 

@@ -116,6 +116,15 @@ def test_other_safetensors_files_are_not_taken_for_scores(run: Run, tiny_folder:
     save_file({"scores": torch.rand(3, 2)}, tmp_path / "plain.safetensors")
     run("calibrate", "-m", tiny_folder, "--import", tmp_path / "plain.safetensors").failed("no file of head scores")
     run("calibrate", "-m", tiny_folder, "--import", tmp_path / "none.tsv").failed("no such file")
+    for kind in ("x/../../../outside", "", "foo"):
+        metadata = {"format": "kvz-head-scores", "kind": kind}
+        save_file({"scores": torch.rand(3, 2)}, tmp_path / "kind.safetensors", metadata)
+        run("calibrate", "-m", tiny_folder, "--import", tmp_path / "kind.safetensors").failed("of a kind unknown")
+    assert list(tmp_path.rglob("outside*")) == []
+    save_file(
+        {"scores": torch.ones(3, 2, dtype=torch.bool)}, tmp_path / "bool.safetensors", {"format": "kvz-head-scores"}
+    )
+    run("calibrate", "-m", tiny_folder, "--import", tmp_path / "bool.safetensors").failed("no file of head scores")
 
 
 def test_wrong_usage_writes_nothing(run: Run, tiny_folder: Path, text_file: Path, out: Path) -> None:

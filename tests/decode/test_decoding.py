@@ -75,3 +75,21 @@ def test_loaded_and_in_memory_read_the_same(archive, tiny, tmp_path):
     archive.save(tmp_path / "a.kvz")
     loaded = kvz.load(tmp_path / "a.kvz").session(tiny, Decoding("hsa", 24)).ask("Who keeps it?", 20)
     assert loaded.ids == archive.session(tiny, Decoding("hsa", 24)).ask("Who keeps it?", 20).ids
+
+
+@pytest.mark.parametrize("length", [1023, 1024, 1025, 1026, 2049])
+def test_every_token_of_a_long_question_attends_everything(archive, tiny, length):
+    """A question goes through the model in parts; none of one token may pass for a token of the answer."""
+    dense = archive.session(tiny, Decoding())
+    empty = dense.ask("x", 1).question_tokens - 1
+    question = "x" * (length - empty)
+    sparse = archive.session(tiny, Decoding("hsa", 16)).ask(question, 1)
+    assert sparse.question_tokens == length
+    assert sparse.pairs_read is None
+    assert sparse.ids == dense.ask(question, 1).ids
+
+
+def test_the_defaults_own_allocation_by_name_is_the_default(tiny):
+    named = compress(TEXT, tiny, ratio=0.5, allocation="nonuniform").manifest.compression
+    assert named.allocation_parameters["floor"] == 0.2
+    assert named == compress(TEXT, tiny, ratio=0.5).manifest.compression

@@ -11,6 +11,7 @@ from kvz.compression import compress
 from kvz.errors import UsageError
 from kvz.models.tokenizer import Tokenizer
 from kvz.scoring.protection import parse_span, protected_tokens
+from kvz.scoring.snapkv import SnapKV
 from tests.conftest import TEXT
 from tests.tiny import make_tokenizer
 
@@ -28,7 +29,7 @@ def test_spans_are_python_slices():
     assert parse_span(":") == (None, None)
     assert masked("0123456789", (2, 4), (-2, None)) == [2, 3, 8, 9]
     assert masked("0123456789", (None, 1), (9, 99)) == [0, 9]
-    for bad in ("", "5", "a:b", "1:2:3", "1-2", "1.5:2"):
+    for bad in ("9" * 5000 + ":", "", "5", "a:b", "1:2:3", "1-2", "1.5:2"):
         with pytest.raises(UsageError, match="no span of tokens"):
             parse_span(bad)
     with pytest.raises(UsageError, match="10 tokens"):
@@ -44,6 +45,9 @@ def test_texts_protect_every_occurrence_and_every_byte_of_it():
         masked("abc", "abd")
     with pytest.raises(UsageError, match="empty"):
         compress(TEXT, protect=[" "])
+    for bad in (5, None, 0.5):
+        with pytest.raises(UsageError, match="no span"):
+            compress(TEXT, protect=[bad])  # type: ignore[list-item]
     with pytest.raises(UsageError, match="no span"):
         compress(TEXT, protect=[(1, 2, 3)])  # type: ignore[list-item]
 
@@ -92,3 +96,13 @@ def test_protecting_more_than_the_budget_says_the_least(tiny):
     with pytest.raises(UsageError, match="too small for the 100 pairs"):
         compress(TEXT, tiny, ratio=0.1, protect=[(0, 100)])
     assert torch.is_tensor(protected_tokens(TOKENIZER, [3, 4], ()))
+
+
+def test_a_text_that_is_left_out_is_not_in_the_manifest_either(tiny):
+    archive = compress(TEXT, tiny, ratio=0.9, protect="blue", method="snapkv", include_text=False)
+    sharing = archive.manifest.compression.allocation_parameters
+    assert sharing["protect_0"] == "(a text of 4 characters, left out)"
+    asked = SnapKV(query="Who is Mara?")
+    archive = compress(TEXT, tiny, ratio=0.9, method=asked, include_text=False)
+    assert archive.manifest.compression.parameters["query"] == "(left out)"
+    assert compress(TEXT, tiny, ratio=0.9, method=asked).manifest.compression.parameters["query"] == "Who is Mara?"

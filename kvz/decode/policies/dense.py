@@ -54,7 +54,7 @@ class DensePolicy:
         assert window is not None
         past = self._tail.length
         keys, values = (t[0] for t in self._tail.write(layer, key, value))
-        old_keys, old_values = (t.view(heads, -1, dim) for t in (stored.keys, stored.values))
+        old_keys, old_values = (t.view(heads, len(t) // heads, dim) for t in (stored.keys, stored.values))
         first = max(0, old_keys.shape[1] - max(0, window - 1 - past))
         begin = max(0, past - (window - 1))
         old = old_keys[:, first:], old_values[:, first:]
