@@ -52,9 +52,10 @@ class Demand:
     def too_small(self, pairs: int, least: float) -> UsageError:
         """The error of a budget that cannot give every head `pairs` pairs; `least` is the ratio that could."""
         named = "the 1 pair" if pairs == 1 else f"the {pairs} pairs"
+        enough = f"{math.ceil(1e6 * least) / 1e6:g}" if self.budget.tokens is None else f"{pairs}"
         return UsageError(
-            f"{self.budget} is too small for {named} that every head keeps of {self.length}; the least is "
-            f"{math.ceil(1e6 * least) / 1e6:g}; -r 1 keeps everything"
+            f"{self.budget} is too small for {named} that every head keeps of {self.length}; the least is {enough}; "
+            "-r 1 keeps everything"
         )
 
 

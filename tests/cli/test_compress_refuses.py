@@ -316,6 +316,7 @@ def test_offload_without_a_gpu(compress: Run, text_file: Path, out: Path) -> Non
         (("--method", "full", "-r", 0.5), ("keeps every pair",)),
         (("--method", "full", "--protect", "0:3"), ("keeps every pair",)),
         (("--method", ""), ("no method ''",)),
+        (("--method", "snapkv", "--budget", 3), ("budget 3 is too small", "the least is 32;")),
         (("--turn", 1e200), ("turn 1e+200",)),
         (("--method", "recent", "--sink", -1), ("sink of -1",)),
         (("--method", "random", "--seed", 2**63), ("seed", "2^63 - 1")),
