@@ -20,6 +20,8 @@ FAMILIES: dict[str, str] = {
 }
 """transformers' `model_type` -> the models meant."""
 
+_HYBRIDS = ("gemma3_text", "qwen2", "qwen3")  # the families whose attention goes by layer_types
+_MOST = 2**31  # of positions, and of a window, that a manifest can hold
 _LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 
 
@@ -35,18 +37,20 @@ def geometry_of(config: Any) -> Geometry:
     _check_layers(config, kind, kinds)
     if kind not in FAMILIES:
         raise UnsupportedModel(f"architecture '{kind}' is not supported; supported are {', '.join(sorted(FAMILIES))}")
-    if layers and "full_attention" not in kinds:
+    if kinds and "full_attention" not in kinds:
         raise UnsupportedModel(
             f"every layer of this {kind} model is of kind 'sliding_attention' and keeps no more than its window of "
             f"{config.sliding_window} tokens: there is nothing to evict"
         )
     _check_rope(config, kind)
+    _check_sizes(config, kind, kinds)
     query_heads = config.num_attention_heads
     dim = getattr(config, "head_dim", None) or config.hidden_size // query_heads
     heads = getattr(config, "num_key_value_heads", None) or query_heads
     window = getattr(config, "sliding_window", None)
+    window = None if window is None else min(window, _MOST)
     shapes = tuple(LayerShape(heads, dim, window if k == "sliding_attention" else None) for k in kinds)
-    return Geometry(query_heads, shapes, int(config.max_position_embeddings))
+    return Geometry(query_heads, shapes, min(int(config.max_position_embeddings), _MOST))
 
 
 def _layer_kinds(config: Any, layers: int) -> list[str]:
@@ -76,6 +80,21 @@ def _check_layers(config: Any, kind: str, kinds: Sequence[str]) -> None:
         )
     if getattr(config, "use_bidirectional_attention", False):
         raise UnsupportedModel(f"this {kind} model attends in both directions: its keys cannot be kept for a question")
+
+
+def _check_sizes(config: Any, kind: str, kinds: Sequence[str]) -> None:
+    """Raise UnsupportedModel for sizes that no model has, and for layer kinds that the family does not go by."""
+    if not kinds:
+        raise UnsupportedModel(f"this {kind} model has no layers (num_hidden_layers); its config.json is damaged")
+    if "sliding_attention" not in kinds:
+        return
+    if kind not in _HYBRIDS:
+        raise UnsupportedModel(
+            f"layer {kinds.index('sliding_attention')} of this {kind} model is of kind 'sliding_attention' in "
+            f"layer_types, which {kind} models do not go by: its config.json is damaged"
+        )
+    if (config.sliding_window or 0) < 1:
+        raise UnsupportedModel(f"this {kind} model's sliding_window is {config.sliding_window}; it must be 1 or more")
 
 
 def _check_rope(config: Any, kind: str) -> None:

@@ -164,8 +164,9 @@ def _network(source: ModelSource, dtype: torch.dtype, device: torch.device) -> n
     register_attention()
     try:
         with quiet_transformers():
-            network = AutoModelForCausalLM.from_pretrained(
+            network, report = AutoModelForCausalLM.from_pretrained(
                 str(source.folder),
+                output_loading_info=True,
                 dtype=dtype,
                 attn_implementation=ATTENTION_NAME,
                 local_files_only=True,
@@ -174,6 +175,11 @@ def _network(source: ModelSource, dtype: torch.dtype, device: torch.device) -> n
         placed = network.to(device).eval()
     except Exception as error:
         raise ModelError(f"cannot load the weights in {source.folder}: {first_line(error)}") from error
+    if missing := sorted(report["missing_keys"]):  # transformers fills them with random numbers
+        raise ModelError(
+            f"the weights in {source.folder} lack {len(missing)} tensors that config.json calls for, "
+            f"{missing[0]} first; copy or fetch the model again"
+        )
     assert isinstance(placed, nn.Module)
     return placed
 

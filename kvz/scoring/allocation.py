@@ -18,7 +18,7 @@ from torch import Tensor
 from kvz.errors import ScoringError, UsageError
 from kvz.scoring.budget import Budget
 
-__all__ = ["AdaKV", "Allocation", "Demand", "Group", "Nonuniform", "Uniform", "select", "top_of_each"]
+__all__ = ["AdaKV", "Allocation", "Demand", "Group", "Nonuniform", "Uniform", "check_finite", "select", "top_of_each"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,11 +97,15 @@ def select(scores: Tensor, demand: Demand, allocation: Allocation) -> Tensor:
     Raises ScoringError if a score is NaN or infinite, naming the layer, and UsageError if the budget is too small for
     what every head keeps in any case.
     """
-    for row, finite in enumerate(torch.isfinite(scores).all(1).tolist()):
-        if not finite:
-            layer = demand.row_layers[row]
-            raise ScoringError(f"layer {layer} has scores that are NaN or infinite; try --dtype float32")
+    check_finite(scores, demand.row_layers)
     return allocation.keep(scores, demand)
+
+
+def check_finite(scores: Tensor, row_layers: tuple[int, ...]) -> None:
+    """Raise ScoringError, naming the layer, if any of `scores [N,S]` is NaN or infinite."""
+    for layer, finite in zip(row_layers, torch.isfinite(scores).all(1).tolist(), strict=True):
+        if not finite:
+            raise ScoringError(f"layer {layer} has scores that are NaN or infinite; try --dtype float32")
 
 
 @dataclass(frozen=True)

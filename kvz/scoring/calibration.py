@@ -11,6 +11,7 @@ from kvz.models.language_model import LanguageModel
 from kvz.models.prefill import prefill
 from kvz.progress import Progress
 from kvz.prompt import make_frame
+from kvz.scoring.allocation import check_finite
 from kvz.scoring.head_scores import KVZIP, HeadScores
 from kvz.scoring.kvzip import KVzip
 from kvz.scoring.method import Context
@@ -26,7 +27,8 @@ def calibration_text() -> str:
 def calibrate(model: LanguageModel, text: str, progress: Progress | None = None) -> HeadScores:
     """Score the heads of a model: of each, the largest score of any of its pairs over `text`.
 
-    A text longer than the model's positions allow is cut at its end. Raises DocumentError if it is blank.
+    A text longer than the model's positions allow is cut at its end. Raises DocumentError if it is
+    blank, and ScoringError if a score is NaN or infinite.
     """
     progress = progress or Progress()
     frame = make_frame(model.tokenizer, model.end_ids)
@@ -39,7 +41,9 @@ def calibrate(model: LanguageModel, text: str, progress: Progress | None = None)
     progress.start("prefill", len(prompt), "tokens")
     context = Context(frame, tuple(ids), prefill(model, prompt, done=progress.advance))
     progress.start("score", len(ids), "tokens")
-    rows: Tensor = KVzip().score(model, context, progress.advance).amax(1)
+    scores = KVzip().score(model, context, progress.advance)
+    check_finite(scores, model.geometry.row_layers)
+    rows: Tensor = scores.amax(1)
     progress.finish()
     prints = model.identity.fingerprints
     return HeadScores.of_rows(rows, model.geometry, KVZIP, prints.model, model.source.id)

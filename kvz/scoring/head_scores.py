@@ -28,6 +28,7 @@ __all__ = ["DUO", "KVZIP", "HeadScores", "check_suffix", "find_head_scores", "lo
 _FORMAT = "kvz-head-scores"
 KVZIP, DUO = "kvzip", "duoattention"
 _TABLES = (".tsv", ".txt")
+_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,7 +144,7 @@ def _from_safetensors(path: Path) -> HeadScores:
             stored = opened.get_tensor("scores")
     except (SafetensorError, OSError) as error:
         raise ScoringError(f"{path} is no file of head scores: {error}") from error
-    scores = stored.float() if stored.is_floating_point() else stored.new_empty(0)
+    scores = stored.float() if stored.dtype in _DTYPES else torch.empty(0)
     if metadata.get("format") != _FORMAT or scores.dim() != 2:
         raise ScoringError(f"{path} is no file of head scores; kvz calibrate writes one")
     kind = metadata.get("kind", KVZIP)

@@ -6,6 +6,7 @@ group, on any row of the repeat input, gives it.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -47,9 +48,9 @@ class RepeatingMethod(ScoringMethod):
             model.fill_watched(torch.tensor(ids), context.prefix + length, told)
         return scores
 
+    @abstractmethod
     def chunk_pass(self, model: LanguageModel, chunk: RepeatedChunk) -> RepeatPass:
         """The pair store that scores one chunk."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,8 @@ class SnapKV(ScoringMethod):
             sliding = context.cache.sliding_before(length - before)
             watch = _Window(context, past, sliding, model.geometry, scores[:, :before], self.window)
             model.fill(ids, past, Told(watch, done, length, model.geometry.layers))
-            scores[:, :before] = max_pool1d(scores[:, :before], self.kernel, stride=1, padding=self.kernel // 2)
+            kernel = min(self.kernel, 2 * before + 1)  # a wider one sees no more
+            scores[:, :before] = max_pool1d(scores[:, :before], kernel, stride=1, padding=kernel // 2)
         return scores
 
     def _query_ids(self, model: LanguageModel, frame: Frame) -> list[int]:

@@ -15,6 +15,7 @@ from kvz.models.language_model import LanguageModel
 from kvz.scoring.calibration import calibrate, calibration_text
 from tests.cli.conftest import Run
 from tests.conftest import TEXT
+from tests.tiny import make_model_folder
 
 
 @pytest.fixture
@@ -125,6 +126,15 @@ def test_other_safetensors_files_are_not_taken_for_scores(run: Run, tiny_folder:
         {"scores": torch.ones(3, 2, dtype=torch.bool)}, tmp_path / "bool.safetensors", {"format": "kvz-head-scores"}
     )
     run("calibrate", "-m", tiny_folder, "--import", tmp_path / "bool.safetensors").failed("no file of head scores")
+
+
+def test_a_model_with_weights_that_are_no_numbers_stores_nothing(run: Run, text_file: Path, tmp_path: Path) -> None:
+    folder = make_model_folder(tmp_path / "nan")
+    weights = load_file(folder / "model.safetensors")
+    weights["model.layers.1.self_attn.k_proj.weight"][:] = torch.nan
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    run("calibrate", "-m", folder, "--text", text_file).failed("layer 1 has scores that are NaN")
+    assert list(tmp_path.rglob("*.kvzip.safetensors")) == []
 
 
 def test_wrong_usage_writes_nothing(run: Run, tiny_folder: Path, text_file: Path, out: Path) -> None:

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from kvz.archive import load
-from kvz.errors import ArchiveError, ArchiveVersion, CorruptArchive
+from kvz.errors import ArchiveVersion
 from tests.format.archives import Forgery, Sample, make_sample, same_bits, seal, tensors_of
+from tests.format.hostile import refuse, set_at
 
 KEYS = "layers.0.keys"
 
@@ -22,15 +23,6 @@ KEYS = "layers.0.keys"
 @pytest.fixture
 def forgery(intact: Path) -> Forgery:
     return Forgery.of(intact)
-
-
-def refuse(path: Path, data: bytes, kind: type[ArchiveError] = CorruptArchive) -> str:
-    path.write_bytes(data)
-    with pytest.raises(ArchiveError) as caught:
-        load(path)
-    assert type(caught.value) is kind, caught.value
-    assert len(str(caught.value)) < 500
-    return str(caught.value)
 
 
 def test_a_forgery_that_changes_nothing_loads(tmp_path: Path, forgery: Forgery, sample: Sample) -> None:
@@ -140,17 +132,6 @@ def test_a_header_that_is_no_object_is_refused(tmp_path: Path, body: bytes) -> N
     refuse(tmp_path / "a.kvz", len(body).to_bytes(8, "little") + body)
 
 
-def set_at(*keys: str | int, to: Any) -> Callable[[dict[str, Any]], None]:
-    """A change of the value at `keys` of a manifest."""
-
-    def change(manifest: Any) -> None:
-        for key in keys[:-1]:
-            manifest = manifest[key]
-        manifest[keys[-1]] = to
-
-    return change
-
-
 MANIFESTS = {
     "kept of the wrong head": set_at("compression", "kept", 0, to=[5, 3]),
     "kept more than there is": set_at("compression", "kept", 0, to=[2**40, 5]),
@@ -212,33 +193,6 @@ def test_a_manifest_nested_without_end_is_refused(tmp_path: Path, forgery: Forge
     text = json.dumps(forgery.manifest)
     forgery.manifest = text[:-1] + ',"unknown":' + "[" * 100_000 + "]" * 100_000 + "}"
     assert "manifest" in refuse(tmp_path / "a.kvz", forgery.sealed())
-
-
-HYBRIDS = {
-    "heads without end": set_at("model", "layers", 1, "kv_heads", to=2**31),
-    "another window": set_at("model", "layers", 1, "window", to=7),
-    "no window": set_at("model", "layers", 1, "window", to=0),
-    "window as null": set_at("model", "layers", 1, "window", to=None),
-    "sliding as full": set_at("model", "layers", 1, "kind", to="full"),
-    "kept where nothing is evicted": set_at("compression", "kept", 1, to=[4, 4]),
-    "another kind": set_at("model", "layers", 1, "kind", to="linear"),
-}
-
-
-@pytest.mark.parametrize("change", HYBRIDS.values(), ids=HYBRIDS.keys())
-def test_a_hybrid_manifest_that_lies_is_refused(tmp_path: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    hybrid = Forgery.of(make_sample(((3, 5), (), (4, 4)), windows={1: 5}).write(tmp_path / "hybrid.kvz"))
-    change(hybrid.manifest)
-    newer = hybrid.manifest["model"]["layers"][1]["kind"] == "linear"
-    refuse(tmp_path / "a.kvz", hybrid.sealed(), ArchiveVersion if newer else CorruptArchive)
-
-
-def test_positions_of_a_sliding_layer_are_its_last_window(tmp_path: Path) -> None:
-    sample = make_sample(((3, 5), (), (4, 4)), windows={1: 5})
-    sample.cache.layers[1].positions[:4] -= 1
-    sample.write(tmp_path / "a.kvz")
-    with pytest.raises(CorruptArchive, match="layer 1 has positions that are not its last window"):
-        load(tmp_path / "a.kvz")
 
 
 OFFSETS = [[0, 5, 13], [1, 5, 12], [0, 12, 12], [-5, 0, 7], [0, -(2**63), 12], [0, 5, 2**40], [12, 7, 0]]

@@ -135,3 +135,32 @@ def test_damaged_model_files_are_refused(tmp_path):
     (folder / "config.json").write_text("{")
     with pytest.raises(ModelError, match=r"config\.json"):
         load_model(str(folder), "cpu", "float32")
+
+
+def test_weights_that_are_missing_are_refused_and_not_made_up(tmp_path):
+    folder = make_model_folder(tmp_path)
+    edit_config(folder, num_hidden_layers=4, layer_types=None)
+    with pytest.raises(ModelError, match=r"lack \d+ tensors .* model\.layers\.3"):
+        load_model(str(folder), "cpu", "float32")
+
+
+def test_sliding_layers_of_families_that_do_not_go_by_them_are_refused():
+    kinds = ["sliding_attention", "full_attention"]
+    for config in (transformers.LlamaConfig(num_hidden_layers=2), transformers.MistralConfig(num_hidden_layers=2)):
+        config.layer_types, config.sliding_window = kinds, 8
+        with pytest.raises(UnsupportedModel, match="do not go by"):
+            geometry_of(config)
+
+
+def test_sizes_that_no_model_has():
+    config = transformers.Gemma3TextConfig(sliding_window=0)
+    with pytest.raises(UnsupportedModel, match="sliding_window is 0"):
+        geometry_of(config)
+    config = transformers.Gemma3TextConfig(sliding_window=2**40, max_position_embeddings=10**12)
+    geometry = geometry_of(config)
+    assert geometry.max_positions == 2**31
+    assert geometry.shapes[0].window == 2**31
+    config = transformers.LlamaConfig()
+    config.num_hidden_layers = 0
+    with pytest.raises(UnsupportedModel, match="no layers"):
+        geometry_of(config)

@@ -245,3 +245,9 @@ def test_a_ratio_just_below_one_is_exact_too(tiny, allocation, kept):
     archive = compress(text, tiny, ratio=0.999, allocation=allocation)
     assert archive.manifest.prompt.context_tokens == 206
     assert archive.manifest.compression.pairs_kept == kept
+
+
+def test_a_kernel_wider_than_the_context_is_as_wide_as_it(tiny):
+    context = context_of(tiny, 60, slack=8)
+    whole = SnapKV(8, 2 * 52 + 1).score(tiny, context, lambda tokens: None)
+    assert torch.equal(SnapKV(8, 10**30 + 1).score(tiny, context, lambda tokens: None), whole)
