@@ -12,6 +12,7 @@ from torch import Tensor
 from kvz.archive import Archive
 from kvz.cache.ragged import evict
 from kvz.defaults import METHOD
+from kvz.demand import demand_of
 from kvz.documents import Document, document_from_text, read_document
 from kvz.errors import DocumentError, ModelError, UsageError
 from kvz.format.manifest import (
@@ -30,9 +31,8 @@ from kvz.models.prefill import prefill
 from kvz.progress import Progress, Timings
 from kvz.prompt import Frame, make_frame, truncate_ids
 from kvz.recipe import Recipe, make_recipe
-from kvz.scoring.allocation import Allocation, Demand, select
-from kvz.scoring.method import Context, ScoringMethod, Setting
-from kvz.scoring.protection import protected_tokens
+from kvz.scoring.allocation import Allocation, select
+from kvz.scoring.method import Context, ScoringMethod
 from kvz.version import __version__
 
 __all__ = ["compress", "compress_document"]
@@ -96,10 +96,8 @@ def compress_document(source: Document, model: LanguageModel, recipe: Recipe, pr
     frame = make_frame(model.tokenizer, model.end_ids, recipe.system)
     ids, dropped = _context_ids(source, model, frame, recipe.truncate)
     prompt = [*frame.prefix_ids, *ids]
-    demand = _demand(recipe, model, frame, ids)
-    whole = _keeps_everything(demand)
-    if not whole:
-        recipe.allocation.groups(demand)  # says now, before any work, if the budget is too small
+    demand = demand_of(recipe, model, frame, ids)
+    whole = demand.keeps_everything
     _check_offload(recipe, model)
     _warn(model, whole, len(prompt), progress)
     progress.start("prefill", len(prompt), "tokens")
@@ -120,24 +118,6 @@ def compress_document(source: Document, model: LanguageModel, recipe: Recipe, pr
     manifest = _manifest(source, model, recipe, frame, len(ids), dropped, kept)
     token_ids = torch.tensor(prompt, dtype=torch.int32) if recipe.include_text else None
     return Archive(manifest, cache, token_ids, timings.seconds, model)
-
-
-def _demand(recipe: Recipe, model: LanguageModel, frame: Frame, ids: list[int]) -> Demand:
-    """What is wanted of the allocation; raises whatever the method or the protected spans object to."""
-    length = len(ids)
-    spans = [*recipe.method.protect(Setting(model, frame, length, recipe.budget.of(1, length)))]
-    spans.append((max(0, length - recipe.keep_recent), length))
-    protected = protected_tokens(model.tokenizer, ids, recipe.protect)
-    for start, end in spans:
-        protected[start:end] = True
-    return Demand(recipe.budget, model.geometry.row_layers, protected)
-
-
-def _keeps_everything(demand: Demand) -> bool:
-    """Whether nothing can be evicted. Both counts: an allocation rounds either over a head or over all of them."""
-    length = demand.length
-    covered = demand.per_head == length and demand.budget.of(demand.rows, length) == demand.rows * length
-    return covered or demand.least >= length
 
 
 def _check_offload(recipe: Recipe, model: LanguageModel) -> None:
@@ -199,9 +179,12 @@ def _too_long(tokens: str, positions: int, around: int) -> DocumentError:
     )
 
 
-def _without_text(parameters: dict[str, int | float | str | None]) -> dict[str, int | float | str | None]:
-    """A method's parameters for an archive that is not to show any text."""
-    return {name: "(left out)" if name == "query" and value else value for name, value in parameters.items()}
+def _parameters(recipe: Recipe, model: LanguageModel) -> dict[str, int | float | str | None]:
+    """The method's parameters as the manifest has them: a question is a text, which may be left out."""
+    parameters = {**recipe.method.parameters(), **recipe.method.provenance(model)}
+    if not recipe.include_text and parameters.get("query"):
+        parameters["query"] = "(left out)"
+    return parameters
 
 
 def _manifest(
@@ -239,9 +222,7 @@ def _manifest(
         ),
         compression=CompressionInfo(
             method=recipe.method.name,
-            parameters=_without_text(recipe.method.parameters())
-            if not recipe.include_text
-            else recipe.method.parameters(),
+            parameters=_parameters(recipe, model),
             allocation=recipe.allocation.name,
             allocation_parameters={**recipe.allocation.parameters(), **recipe.guarantees()},
             ratio=recipe.budget.ratio,

@@ -73,7 +73,7 @@ def document_from_text(text: str, name: str = "text") -> Document:
 def _parse(data: bytes, name: str, shown: str | None = None) -> Document:
     shown = shown or ("standard input" if name == "-" else f"the document '{name}'")
     if not data:
-        raise DocumentError(f"{shown} is empty; there is nothing to compress")
+        raise DocumentError(f"{shown} is empty; there is no text in it")
     for magic, kind in _BINARY.items():
         if data.startswith(magic):
             raise DocumentError(f"{shown} is {kind}")
@@ -87,5 +87,5 @@ def _parse(data: bytes, name: str, shown: str | None = None) -> Document:
             "convert it with iconv -t UTF-8"
         ) from None
     if not text.strip():
-        raise DocumentError(f"{shown} is blank; there is nothing to compress")
+        raise DocumentError(f"{shown} is blank; there is no text in it")
     return Document(name, text, hashlib.sha256(data).hexdigest(), len(data))

@@ -2,11 +2,12 @@
 
     KvzError                    exit status 1
     ├── UsageError              exit status 2: an argument is out of range or cannot apply
+    │   └── BudgetTooSmall      for what every head keeps in any case
     ├── DocumentError           the document cannot be read, is empty, or is too long
     ├── QuestionError           the question is empty or does not fit
     ├── ModelError              the model cannot be found or loaded
     │   └── UnsupportedModel    the architecture or a kind of layer is not one kvz can store
-    ├── ScoringError            scores are not numbers
+    ├── ScoringError            scores are not numbers, or head scores cannot be read or are another model's
     ├── DecodeError             logits are not numbers
     ├── ArchiveError            the archive cannot be read
     │   ├── CorruptArchive      truncated, a flipped byte, sizes that cannot be
@@ -23,6 +24,7 @@ __all__ = [
     "ArchiveError",
     "ArchiveMismatch",
     "ArchiveVersion",
+    "BudgetTooSmall",
     "CorruptArchive",
     "DecodeError",
     "DocumentError",
@@ -48,6 +50,10 @@ class UsageError(KvzError):
     exit_status = 2
 
 
+class BudgetTooSmall(UsageError):
+    """The budget cannot give every head what it keeps in any case."""
+
+
 class DocumentError(KvzError):
     """The document cannot be read, is empty, or is too long for the model."""
 
@@ -65,7 +71,7 @@ class UnsupportedModel(ModelError):
 
 
 class ScoringError(KvzError):
-    """Scores came out as NaN or infinite."""
+    """Scores came out as NaN or infinite, or head scores are missing, unreadable or those of another model."""
 
 
 class DecodeError(KvzError):

@@ -45,12 +45,12 @@ class Recipe:
 
     def _shown(self, text: str) -> str:
         """A protected text as the manifest has it: not at all in an archive that leaves text out."""
-        return text if self.include_text else f"(a text of {len(text)} characters, left out)"
+        return f"text {text!r}" if self.include_text else f"(a text of {len(text)} characters, left out)"
 
     def guarantees(self) -> dict[str, int | str]:
         """What every head keeps whatever its scores, for the manifest."""
         spans = [
-            self._shown(p) if isinstance(p, str) else ":".join("" if end is None else str(end) for end in p)
+            self._shown(p) if isinstance(p, str) else f"tokens {':'.join('' if end is None else str(end) for end in p)}"
             for p in self.protect
         ]
         named: dict[str, int | str] = {"keep_recent": self.keep_recent}

@@ -24,14 +24,14 @@ from kvz.bench.pages import fill_place
 from kvz.bench.readings import Reading, read_articles, read_examples
 from kvz.cache.ragged import RaggedCache, survivors
 from kvz.cli.console import emit, note
+from kvz.demand import demand_of
 from kvz.errors import UsageError
 from kvz.models.language_model import LanguageModel, load_model
 from kvz.models.prefill import prefill
 from kvz.prompt import make_frame
 from kvz.recipe import make_recipe
-from kvz.scoring.allocation import Demand, select
-from kvz.scoring.method import Context, Setting
-from kvz.scoring.protection import protected_tokens
+from kvz.scoring.allocation import select
+from kvz.scoring.method import Context
 
 __all__ = ["main"]
 
@@ -155,9 +155,8 @@ def _cells(model: LanguageModel, read: Read, spec: dict[str, Any], ratios: list[
     scores, seconds = None, 0.0
     for ratio in ratios:
         recipe = make_recipe(ratio, **spec)
-        demand = _demand(model, read.context, recipe.method.protect, ratio)
         try:
-            recipe.allocation.groups(demand)
+            demand = demand_of(recipe, model, read.context.frame, read.context.ids)
         except UsageError as error:
             yield {"ratio": ratio, "refused": str(error)}
             continue
@@ -188,14 +187,6 @@ def _shown(model: str) -> str:
 def _rounded(measures: dict[str, float]) -> dict[str, float]:
     """To what a file needs: six decimals."""
     return {name: round(value, 6) for name, value in measures.items()}
-
-
-def _demand(model: LanguageModel, context: Context, protect: Any, ratio: float) -> Demand:
-    recipe, length = make_recipe(ratio), len(context.ids)
-    protected = protected_tokens(model.tokenizer, context.ids, ())
-    for start, end in protect(Setting(model, context.frame, length, recipe.budget.of(1, length))):
-        protected[start:end] = True
-    return Demand(recipe.budget, model.geometry.row_layers, protected)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
@@ -37,9 +38,8 @@ def calibrate(
     ] = None,
     device: DeviceOption = "auto",
     dtype: Annotated[str, typer.Option(help="auto, bfloat16, float16 or float32.")] = "float32",
-    force: Annotated[
-        bool, typer.Option("--force", "-f", help="Compute scores that are there already, and replace an exported file.")
-    ] = False,
+    again: Annotated[bool, typer.Option("--again", help="Compute the scores even if they are there already.")] = False,
+    force: Annotated[bool, typer.Option("--force", "-f", help="Replace an existing --export file.")] = False,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -47,8 +47,13 @@ def calibrate(
 
     The scores go to the cache folder, under the model's fingerprint.
     """
-    if text is not None and import_file is not None:
-        raise UsageError("--text computes scores and --import takes them from a file; give one of the two")
+    computing = {"--text": text is not None, "--again": again, "--device": device != "auto"}
+    computing["--dtype"] = dtype != "float32"
+    if import_file is not None and any(computing.values()):
+        named = next(option for option, given in computing.items() if given)
+        raise UsageError(f"{named} is for computing scores and --import takes them from a file; give one of the two")
+    if force and export_file is None:
+        raise UsageError("--force replaces the file of --export, which is not given (--again computes scores again)")
     from kvz.format.atomic import check_target
     from kvz.models.identity import identify_model
     from kvz.scoring.head_scores import check_suffix
@@ -58,41 +63,41 @@ def calibrate(
         check_target(export_file, overwrite=force)
     progress = console.terminal_progress(quiet)
     identity = identify_model(model, progress.say)
-    scores, stored, done = _scores(identity, text, import_file, device, dtype, force, progress)
+    if import_file is not None:
+        scores, done = _imported(identity, import_file), "imported"
+    else:
+        scores, done = _scores(identity, text, again, device, dtype, progress)
     if export_file is not None:
         scores.write(export_file, overwrite=force)
-    summary = _summary(scores, stored, identity, export_file)
+    summary = _summary(scores, identity, export_file)
     if as_json:
         console.emit_json(summary)
     if not quiet:
-        console.note(f"head scores of {identity.source.id} {done}: {stored}")
+        console.note(f"head scores of {identity.source.id} {done}: {summary['stored'] or 'shipped with kvz'}")
         if export_file is not None:
             console.note(f"  written to {export_file}")
 
 
-def _scores(
-    identity: ModelIdentity,
-    text: str | None,
-    import_file: Path | None,
-    device: str,
-    dtype: str,
-    force: bool,
-    progress: Progress,
-) -> tuple[HeadScores, Path, str]:
-    """The scores, where they are stored, and in a word how they came there."""
-    from kvz.scoring.head_scores import KVZIP, load_head_scores, stored_path
+def _imported(identity: ModelIdentity, file: Path) -> HeadScores:
+    from kvz.scoring.head_scores import load_head_scores
 
-    if import_file is not None:
-        found = load_head_scores(import_file)
-        found.check(identity, str(import_file))
-        stored = stored_path(identity, found.kind)
-        found.store(identity)
-        return found, stored, "imported"
-    stored = stored_path(identity, KVZIP)
-    if stored.is_file() and text is None and not force:
-        found = load_head_scores(stored)
-        found.check(identity, str(stored))
-        return found, stored, "are there already (-f computes them again)"
+    found = load_head_scores(file)
+    found.check(identity, str(file))
+    found.store(identity)
+    return found.of(identity)
+
+
+def _scores(
+    identity: ModelIdentity, text: str | None, again: bool, device: str, dtype: str, progress: Progress
+) -> tuple[HeadScores, str]:
+    """The scores, and in a word how they came there."""
+    from kvz.scoring.head_scores import KVZIP, check_store, own_head_scores
+
+    if text is None and not again:
+        own = own_head_scores(identity, (KVZIP,))
+        if own is not None:
+            return own, "are there already (--again computes them anew)"
+    check_store(identity, KVZIP)
     from kvz.documents import read_document
     from kvz.models.language_model import load_weights
     from kvz.scoring.calibration import calibrate as compute
@@ -104,16 +109,18 @@ def _scores(
     finally:
         progress.finish()
     found.store(identity)
-    return found, stored, "computed"
+    return found, "computed"
 
 
-def _summary(scores: HeadScores, stored: Path, identity: ModelIdentity, export: Path | None) -> dict[str, Any]:
-    rows = scores.scores.tolist()
+def _summary(scores: HeadScores, identity: ModelIdentity, export: Path | None) -> dict[str, Any]:
+    from kvz.scoring.head_scores import stored_path
+
+    stored = stored_path(identity, scores.kind)
     return {
         "model": identity.source.id,
         "fingerprint": identity.fingerprints.model,
         "kind": scores.kind,
-        "stored": str(stored),
+        "stored": str(stored) if stored.is_file() else None,
         "exported": None if export is None else str(export),
-        "scores": [[None if value != value else value for value in row] for row in rows],
+        "scores": [[value if math.isfinite(value) else None for value in row] for row in scores.scores.tolist()],
     }

@@ -23,7 +23,7 @@ def check_target(path: Path, overwrite: bool) -> None:
         if path.is_dir():
             raise OutputError(f"{path} is a folder; give a file name")
         if path.exists() and not path.is_file():
-            raise OutputError(f"{path} is not a regular file and cannot be replaced; use -o - for a pipe")
+            raise OutputError(f"{path} is not a regular file and cannot be replaced; into a pipe: kvz compress -o -")
         if path.exists() and not overwrite:
             raise OutputError(f"{path} exists; give --force (overwrite=True) to replace it")
         if not path.parent.is_dir():
@@ -56,13 +56,13 @@ def atomic_file(path: Path, overwrite: bool) -> Iterator[BinaryIO]:
 def output_error(path: Path | str, error: OSError) -> OutputError:
     """The OutputError that tells a user what an OSError while writing `path` means."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return OutputError(f"no space left for {path}; free some or write elsewhere (-o)")
+        return OutputError(f"no space left for {path}; free some or write elsewhere")
     if error.errno == errno.EFBIG:
         return OutputError(f"{path} grows past the file size allowed here (ulimit -f)")
     if error.errno == errno.EEXIST:
         return OutputError(f"{path} exists; give --force (overwrite=True) to replace it")
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return OutputError(f"{path} cannot be written: the folder is read-only; write elsewhere (-o)")
+        return OutputError(f"{path} cannot be written: the folder is read-only; write elsewhere")
     return OutputError(f"{path} cannot be written: {error.strerror or error}")
 
 

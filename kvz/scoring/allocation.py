@@ -15,7 +15,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from kvz.errors import ScoringError, UsageError
+from kvz.errors import BudgetTooSmall, ScoringError, UsageError
 from kvz.scoring.budget import Budget
 
 __all__ = ["AdaKV", "Allocation", "Demand", "Group", "Nonuniform", "Uniform", "check_finite", "select", "top_of_each"]
@@ -49,14 +49,16 @@ class Demand:
         """Pairs a head, if every head had the same number."""
         return self.budget.of(1, self.length)
 
-    def too_small(self, pairs: int, least: float) -> UsageError:
-        """The error of a budget that cannot give every head `pairs` pairs; `least` is the ratio that could."""
+    @property
+    def keeps_everything(self) -> bool:
+        """Whether nothing can be evicted. Both counts: an allocation rounds over a head or over all of them."""
+        covered = self.per_head == self.length and self.budget.of(self.rows, self.length) == self.rows * self.length
+        return covered or self.least >= self.length
+
+    def too_small(self, pairs: int) -> BudgetTooSmall:
+        """The error of a budget that cannot give every head `pairs` pairs."""
         named = "the 1 pair" if pairs == 1 else f"the {pairs} pairs"
-        enough = f"{math.ceil(1e6 * least) / 1e6:g}" if self.budget.tokens is None else f"{pairs}"
-        return UsageError(
-            f"{self.budget} is too small for {named} that every head keeps of {self.length}; the least is {enough}; "
-            "-r 1 keeps everything"
-        )
+        return BudgetTooSmall(f"{self.budget} is too small for {named} that every head keeps of {self.length}")
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ class Allocation(ABC):
 
     @abstractmethod
     def groups(self, demand: Demand) -> list[Group]:
-        """Groups of rows, in order. Raises UsageError if the budget is too small; it is asked before any work."""
+        """Groups of rows, in order. Raises BudgetTooSmall; it is asked before any work."""
 
     def parameters(self) -> dict[str, int | float | str]:
         """Everything that shapes the sharing, for the manifest."""
@@ -94,8 +96,8 @@ class Allocation(ABC):
 def select(scores: Tensor, demand: Demand, allocation: Allocation) -> Tensor:
     """The pairs to keep, bool `[N,S]`, for float32 `scores [N,S]`: higher is kept.
 
-    Raises ScoringError if a score is NaN or infinite, naming the layer, and UsageError if the budget is too small for
-    what every head keeps in any case.
+    Raises ScoringError if a score is NaN or infinite, naming the layer, and BudgetTooSmall if the budget is less than what
+    every head keeps in any case.
     """
     check_finite(scores, demand.row_layers)
     return allocation.keep(scores, demand)
@@ -177,7 +179,7 @@ def _group(demand: Demand, first: int, last: int, count: int, floor: float) -> G
     rows = last - first
     least = max(demand.least, int(Fraction(str(floor)) * count / rows))
     if count < least * rows:
-        raise demand.too_small(least, least / demand.length)
+        raise demand.too_small(least)
     return Group(first, last, count, least)
 
 

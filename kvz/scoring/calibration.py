@@ -18,6 +18,8 @@ from kvz.scoring.method import Context
 
 __all__ = ["calibrate", "calibration_text"]
 
+_FEW = 512  # tokens
+
 
 def calibration_text() -> str:
     """The text that heads are scored with unless another one is given."""
@@ -32,9 +34,9 @@ def calibrate(model: LanguageModel, text: str, progress: Progress | None = None)
     """
     progress = progress or Progress()
     frame = make_frame(model.tokenizer, model.end_ids)
-    # The repeat input has positions after the text's own, as many again.
-    room = (model.geometry.max_positions - len(frame.prefix_ids) - len(frame.seam.after_ids)) // 2
-    ids = model.tokenizer.encode_plain(text)[: max(1, room)]
+    # The repeat input has positions after the text's own: as many again, or a chunk's.
+    room = model.geometry.max_positions - len(frame.prefix_ids) - len(frame.seam.after_ids)
+    ids = model.tokenizer.encode_plain(text)[: max(1, room // 2, room - 2 * KVzip().chunk)]
     if not text.strip():
         raise DocumentError("the text to calibrate with is blank")
     prompt = [*frame.prefix_ids, *ids]
@@ -45,5 +47,7 @@ def calibrate(model: LanguageModel, text: str, progress: Progress | None = None)
     check_finite(scores, model.geometry.row_layers)
     rows: Tensor = scores.amax(1)
     progress.finish()
+    if len(ids) < _FEW:
+        progress.say(f"only {len(ids)} tokens: heads scored with a text of a few thousand are told apart better")
     prints = model.identity.fingerprints
     return HeadScores.of_rows(rows, model.geometry, KVZIP, prints.model, model.source.id)

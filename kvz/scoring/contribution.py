@@ -9,6 +9,7 @@ before they add it (Gemma 3), W_o has the weights of that norm in it, and its ro
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import torch
@@ -32,7 +33,8 @@ class ContributionPass(RepeatPass):
     def see(self, layer: int, hidden: Tensor) -> None:
         """Keep the norms of a layer's input, and drop those of the layer before."""
         self.log_norms.clear()
-        self.log_norms[layer] = torch.linalg.vector_norm(hidden[0].float(), dim=-1).log()
+        norms = torch.linalg.vector_norm(hidden[0].float(), dim=-1)
+        self.log_norms[layer] = norms.log().masked_fill(norms == 0, math.inf)  # relative to nothing: no say
 
     def see_attended(self, layer: int, attended: Tensor) -> None:
         """Where the output is normalised before it is added, its norm divides every contribution as well."""

@@ -29,7 +29,7 @@ class Head(Allocation):
         """One group of all heads."""
         count = demand.budget.of(demand.rows, demand.length)
         if count < demand.least * demand.rows:
-            raise demand.too_small(demand.least, demand.least / demand.length)
+            raise demand.too_small(demand.least)
         return [Group(0, demand.rows, count, demand.least)]
 
     def keep(self, scores: Tensor, demand: Demand) -> Tensor:

@@ -47,6 +47,11 @@ class KVzipHead(ScoringMethod):
         find_head_scores(setting.model.identity, self.head_scores, self.kinds)
         return (0, self.sink), (max(0, setting.length - self.window), setting.length)
 
+    def provenance(self, model: LanguageModel) -> dict[str, str]:
+        """Which scores these are: a file may change, and a model be calibrated again."""
+        found = find_head_scores(model.identity, self.head_scores, self.kinds)
+        return {"head_scores_sha256": found.digest(model.geometry)}
+
     def score(self, model: LanguageModel, context: Context, done: Callable[[int], None]) -> Tensor:
         """Scores `[N,S]` float32: each head's own for all its pairs."""
         of_heads = find_head_scores(model.identity, self.head_scores, self.kinds).rows(model.geometry)

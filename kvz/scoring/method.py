@@ -69,6 +69,10 @@ class ScoringMethod(ABC):
         """Everything that shapes the scores, for the manifest."""
         return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
 
+    def provenance(self, model: LanguageModel) -> dict[str, str]:
+        """What else shapes the scores with this model and is no option, for the manifest."""
+        return {}
+
     def allocation(self) -> Allocation:
         """How the budget is shared unless the user says otherwise: as in the method's paper."""
         return Nonuniform()

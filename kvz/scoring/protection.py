@@ -64,14 +64,16 @@ def protected_tokens(tokenizer: Tokenizer, ids: Sequence[int], protect: Sequence
 
 def _tokens_of(wanted: str, text: str, starts: Tensor, ends: Tensor) -> Tensor:
     """Tokens with a character of any occurrence of `wanted`."""
-    mask = torch.zeros_like(starts, dtype=torch.bool)
+    found = torch.zeros(len(text) + 1, dtype=torch.int32)  # at a character: occurrences that begin less those that end
     at = text.find(wanted)
     if at < 0:
         raise UsageError(f"the document does not contain the text to protect: '{wanted[:60]}'")
     while at >= 0:
-        mask |= (starts < at + len(wanted)) & (ends > at)
+        found[at] += 1
+        found[at + len(wanted)] -= 1
         at = text.find(wanted, at + 1)
-    return mask
+    inside = torch.cat([found.new_zeros(1), (found.cumsum(0)[:-1] > 0).cumsum(0)])
+    return inside[ends] > inside[starts]
 
 
 def _characters(tokenizer: Tokenizer, ids: Sequence[int]) -> tuple[str, Tensor, Tensor]:

@@ -48,8 +48,12 @@ class SnapKV(ScoringMethod):
         return Uniform()
 
     def protect(self, setting: Setting) -> Spans:
-        """The part of the window that belongs to the context."""
-        before = self._before(setting.length, len(self._query_ids(setting.model, setting.frame)))
+        """The part of the window that belongs to the context. Raises UsageError for a query that does not fit."""
+        query = len(self._query_ids(setting.model, setting.frame))
+        positions = setting.model.geometry.max_positions
+        if len(setting.frame.prefix_ids) + setting.length + query > positions:
+            raise UsageError(f"the query is {query} tokens, too long for the model's {positions} positions")
+        before = self._before(setting.length, query)
         return ((before, setting.length),)
 
     def replayed(self, length: int) -> int:

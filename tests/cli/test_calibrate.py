@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -71,16 +73,62 @@ def test_export_and_import_in_both_formats(
 ) -> None:
     for name in ("heads.safetensors", "heads.tsv"):
         run("calibrate", "-m", tiny_folder, "--export", out / name).succeeded()
-    rows = [[float(x) for x in line.split("\t")] for line in (out / "heads.tsv").read_text().splitlines()]
-    torch.testing.assert_close(torch.tensor(rows), load_file(out / "heads.safetensors")["scores"], rtol=0, atol=1e-8)
+    scores = load_file(out / "heads.safetensors")["scores"]
+    torch.testing.assert_close(torch.from_numpy(np.loadtxt(out / "heads.tsv")).float(), scores, rtol=0, atol=1e-8)
     monkeypatch.setenv("KVZ_CACHE", str(out / "other-cache"))
     compress(long_file, "--method", "duo").failed("no head scores", "kvz calibrate -m")
-    compress(long_file, "--method", "duo", "-r", 0.7, "--window", 9, "--head-scores", out / "heads.tsv").succeeded()
-    run("calibrate", "-m", tiny_folder, "--import", out / "heads.tsv").succeeded()
+    plain = [line for line in (out / "heads.tsv").read_text().splitlines() if not line.startswith("#")]
+    (out / "duo.tsv").write_text("\n".join(plain))
+    compress(long_file, "--method", "duo", "-r", 0.7, "--window", 9, "--head-scores", out / "duo.tsv").succeeded()
+    run("calibrate", "-m", tiny_folder, "--import", out / "duo.tsv").succeeded()
     compress(long_file, "--method", "duo", "-r", 0.7, "--window", 9, "-f").succeeded()
+    used = open_archive(out / "a.kvz").manifest.compression.parameters["head_scores_sha256"]
+    assert used == hashlib.sha256(np.loadtxt(out / "duo.tsv").astype("<f4").tobytes()).hexdigest()
     compress(long_file, "--method", "kvzip-head", "-f").failed("no head scores")  # patterns are not KVzip's scores
-    run("calibrate", "-m", tiny_folder, "--import", out / "heads.safetensors").succeeded()
-    compress(long_file, "--method", "kvzip-head", "-f").succeeded()
+    compress(long_file, "--method", "kvzip-head", "-f", "--head-scores", out / "duo.tsv").failed("of kind duoattention")
+    for name in ("heads.safetensors", "heads.tsv"):
+        imported = run("calibrate", "-m", tiny_folder, "--import", out / name, "--json").succeeded().objects[0]
+        assert imported["kind"] == "kvzip"
+        compress(long_file, "--method", "kvzip-head", "-f").succeeded()
+
+
+def test_what_an_import_and_a_second_run_leave_out(
+    run: Run, tiny_folder: Path, text_file: Path, out: Path, calibrated: None, tiny: LanguageModel
+) -> None:
+    (out / "duo.tsv").write_text("0.5\t1\n0.25\t0\n1\t1\n")
+    exported = run("calibrate", "-m", tiny_folder, "--import", out / "duo.tsv", "--export", out / "x.tsv").succeeded()
+    assert str(out / "x.tsv") in exported.err
+    assert tiny.identity.fingerprints.model in (out / "x.tsv").read_text()
+    for option in (("--again",), ("--dtype", "bfloat16"), ("--device", "cpu")):
+        run("calibrate", "-m", tiny_folder, "--import", out / "duo.tsv", *option).failed(option[0], status=2)
+    run("calibrate", "-m", tiny_folder, "-f").failed("--export", "--again", status=2)
+    before = run("calibrate", "-m", tiny_folder, "--export", out / "x.tsv", "-f", "--json").succeeded().objects[0]
+    assert before["kind"] == "kvzip"
+    again = run("calibrate", "-m", tiny_folder, "--again", "--json").succeeded()
+    assert "computed" in again.err
+    assert again.objects[0]["scores"] != before["scores"]  # of our text, not of the fixture's
+
+
+def test_stored_scores_that_are_damaged_say_how_to_replace_them(
+    run: Run, compress: Run, tiny_folder: Path, text_file: Path, calibrated: None
+) -> None:
+    stored = Path(run("calibrate", "-m", tiny_folder, "--json").objects[0]["stored"])
+    stored.write_bytes(stored.read_bytes()[:40])
+    run("calibrate", "-m", tiny_folder).failed(str(stored), "kvz calibrate --again -m")
+    compress(text_file, "--method", "kvzip-head").failed(str(stored), "kvz calibrate --again -m")
+    few = run("calibrate", "-m", tiny_folder, "--again", "--text", text_file).succeeded()
+    assert "only 206 tokens" in few.err
+    run("calibrate", "-m", tiny_folder).succeeded()
+
+
+def test_a_cache_folder_that_cannot_be_written_is_met_before_the_work(
+    run: Run, tiny_folder: Path, text_file: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (out / "file").write_text("")
+    monkeypatch.setenv("KVZ_CACHE", str(out / "file"))
+    failed = run("calibrate", "-m", tiny_folder, "--text", text_file)
+    failed.failed("cannot be written")
+    assert "prefill" not in failed.err
 
 
 def test_scores_of_another_model_are_refused(

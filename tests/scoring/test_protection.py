@@ -36,6 +36,12 @@ def test_spans_are_python_slices():
         masked("0123456789", (10, 20))
 
 
+def test_many_and_overlapping_occurrences_take_no_time_each():
+    text = "ab" * 20000 + "c"
+    assert masked(text, "a", "bab") == list(range(40000))
+    assert masked(text, "abc") == [39998, 39999, 40000]
+
+
 def test_texts_protect_every_occurrence_and_every_byte_of_it():
     assert masked("a-b-a-b", "a-b") == [0, 1, 2, 4, 5, 6]
     assert masked("aaaa", "aa") == [0, 1, 2, 3]
@@ -83,8 +89,8 @@ def test_protected_tokens_are_in_every_head_and_count(tiny, allocation):
         3 * round(0.6 * length),
     }
     sharing = archive.manifest.compression.allocation_parameters
-    assert sharing["protect_0"] == "blue"
-    assert sharing["protect_1"] == "0:3"
+    assert sharing["protect_0"] == "text 'blue'"
+    assert sharing["protect_1"] == "tokens 0:3"
 
 
 def test_protecting_everything_keeps_everything(tiny):
