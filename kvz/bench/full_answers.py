@@ -10,7 +10,9 @@ from torch import Tensor
 
 from kvz.cache.ragged import RaggedCache
 from kvz.cache.tail import Tail
-from kvz.decode.policies.dense import DensePolicy
+from kvz.decode.decoding import DENSE, Reading
+from kvz.decode.policies.sparse import SparsePolicy
+from kvz.models.attention import PairStore
 from kvz.models.language_model import LanguageModel
 from kvz.prompt import Seam, question_ids
 
@@ -46,30 +48,34 @@ class Agreement:
 class Reader:
     """Reads a pruned cache with one model: question by question, from the cache as it is."""
 
-    def __init__(self, model: LanguageModel, cache: RaggedCache, capacity: int = 512) -> None:
+    def __init__(
+        self, model: LanguageModel, cache: RaggedCache, reading: Reading | None = None, capacity: int = 512
+    ) -> None:
+        """`reading` says how the tokens of an answer read the cache, one by one; without it they are read densely."""
         self._model = model
         self._start = cache.logical_length
         self._tail = Tail(model.geometry.shapes, capacity, model.dtype, model.device)
-        self._policy = DensePolicy(cache, self._tail)
+        self._policy = (reading or Reading(DENSE, cache, 0, None)).store(self._tail)
+        self._answering = _Answering(self._policy) if isinstance(self._policy, SparsePolicy) else self._policy
 
     def answer(self, question: list[int], gold: list[int], stop_ids: Sequence[int], limit: int) -> FullAnswer:
         """The greedy answer, an end token included; at most `limit` tokens."""
         self._tail.reset()
-        rows, ids = [self._feed(question, 1)], [0]
+        rows, ids = [self._feed(question, 1, self._policy)], [0]
         while True:
             ids[-1] = int(rows[-1][0].argmax())
             if ids[-1] in stop_ids or len(ids) == limit:
                 return FullAnswer(question, gold, ids, torch.cat(rows))
-            rows.append(self._feed([ids[-1]], 1))
+            rows.append(self._feed([ids[-1]], 1, self._answering))
             ids.append(0)
 
     def agreement(self, full: FullAnswer) -> Agreement:
         """How this cache does on the full cache's answer, and on the gold answer."""
         self._tail.reset()
-        first = self._feed(full.question, 1)
-        ours = torch.cat([first, self._feed(full.ids[:-1], len(full.ids) - 1)])
+        first = self._feed(full.question, 1, self._policy)
+        ours = torch.cat([first, self._feed(full.ids[:-1], len(full.ids) - 1, self._answering)])
         self._tail.truncate(len(full.question))
-        gold = torch.cat([first, self._feed(full.gold[:-1], len(full.gold) - 1)])
+        gold = torch.cat([first, self._feed(full.gold[:-1], len(full.gold) - 1, self._answering)])
         chosen = torch.tensor(full.ids)
         same = ours.argmax(1) == chosen
         return Agreement(
@@ -80,14 +86,29 @@ class Reader:
             gold=_mean_of(gold, full.gold),
         )
 
-    def _feed(self, ids: list[int], count: int) -> Tensor:
+    @property
+    def pairs_read(self) -> float:
+        """Pairs that each token of an answer read, all told, on average over those fed so far."""
+        return self._policy.pairs_read / max(1, self._policy.steps)
+
+    def _feed(self, ids: list[int], count: int, store: PairStore) -> Tensor:
         """Append tokens to the tail; log-probabilities after each of the last `count`, `[count,V]`."""
         if not ids:
             return torch.empty(0, 1).expand(0, self._model.identity.vocabulary_size)
         at = self._start + self._tail.length
-        logits = self._model.last_logits(torch.tensor(ids), at, self._policy, count)
+        logits = self._model.last_logits(torch.tensor(ids), at, store, count)
         self._tail.advance(len(ids))
         return logits.log_softmax(1).cpu()
+
+
+class _Answering:
+    """A sparse policy that takes a pass of several tokens for tokens of an answer, each with its own selection."""
+
+    def __init__(self, policy: SparsePolicy) -> None:
+        self._policy = policy
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        return self._policy.attend_chosen(layer, query, key, value, scale)
 
 
 def _mean_of(log_probs: Tensor, ids: list[int]) -> float:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 
 import torch
@@ -20,25 +19,29 @@ __all__ = ["PagedLayer", "page_count", "page_layer"]
 
 @dataclass(frozen=True, eq=False)
 class PagedLayer:
-    """Bounds of one layer's pages of `size` tokens: `maxima, minima [D, pages]`, head after head.
+    """Bounds of one layer's pages of `size` tokens: `extremes [2 D, pages]`, maxima then minima, head after head.
 
     Dims-major, so that a few dimensions of all pages of a head are whole rows. The last page of a head may be short.
     """
 
     size: int
-    maxima: Tensor
-    minima: Tensor
+    extremes: Tensor
     bounds: tuple[int, ...]
 
     def head(self, index: int) -> tuple[Tensor, Tensor]:
-        """Views of one head's bounds, `[D, its pages]`."""
-        part = slice(self.bounds[index], self.bounds[index + 1])
-        return self.maxima[:, part], self.minima[:, part]
+        """Views of one head's maxima and minima, `[D, its pages]`."""
+        maxima, minima = self.extremes[:, self.bounds[index] : self.bounds[index + 1]].chunk(2)
+        return maxima, minima
 
-    @cached_property
+    def rows(self, index: int, chosen: Tensor) -> Tensor:
+        """Some rows of one head's extremes, `[*, its pages]` for `chosen [*]`."""
+        part = self.extremes[:, self.bounds[index] : self.bounds[index + 1]]
+        return part.index_select(0, chosen.reshape(-1)).view(*chosen.shape, -1)
+
+    @property
     def nbytes(self) -> int:
         """Bytes of both bounds."""
-        return 2 * self.maxima.numel() * self.maxima.element_size()
+        return self.extremes.numel() * self.extremes.element_size()
 
 
 def page_count(tokens: int, size: int) -> int:
@@ -54,7 +57,7 @@ def page_layer(layer: RaggedLayer, prefix: int, size: int) -> PagedLayer:
         maxima.append(_in_pages(keys, size, float("-inf")).amax(1))
         minima.append(_in_pages(keys, size, float("inf")).amin(1))
         counts.append(counts[-1] + page_count(len(keys), size))
-    return PagedLayer(size, _dims_major(maxima), _dims_major(minima), tuple(counts))
+    return PagedLayer(size, torch.cat([_dims_major(maxima), _dims_major(minima)]), tuple(counts))
 
 
 def _in_pages(keys: Tensor, size: int, nothing: float) -> Tensor:
@@ -65,4 +68,4 @@ def _in_pages(keys: Tensor, size: int, nothing: float) -> Tensor:
 
 
 def _dims_major(heads: Sequence[Tensor]) -> Tensor:
-    return torch.cat(list(heads)).t().contiguous()
+    return torch.cat(list(heads)).t()

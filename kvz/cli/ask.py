@@ -11,7 +11,7 @@ from kvz.cli import console
 from kvz.cli.options import ArchivePath, DeviceOption, JsonOption, ModelOption, QuietOption
 from kvz.cli.questions import Question, read_questions
 from kvz.defaults import MAX_NEW_TOKENS
-from kvz.errors import QuestionError, UsageError
+from kvz.errors import ArchiveError, QuestionError, UsageError
 
 if TYPE_CHECKING:
     from kvz.decode.sampling import Sampling
@@ -58,7 +58,7 @@ def ask(
     Answers go to stdout, one after another, as they are written. Statistics go to stderr.
     """
     asked = read_questions(questions or [], file)
-    _refuse_mistakes(archive, asked)
+    _refuse_mistakes(archive, asked, as_json)
     if file is None and len(asked) > 1 and not quiet and not any(" " in q.text for q in asked):
         console.note(f"kvz: {len(asked)} questions of one word each; a question of several words needs quotes")
     from kvz.archive import load, model_of
@@ -81,16 +81,21 @@ def ask(
         raise typer.Exit(1)
 
 
-def _refuse_mistakes(archive: str, asked: list[Question]) -> None:
+def _refuse_mistakes(archive: str, asked: list[Question], as_json: bool) -> None:
     """Refuse what can only be meant otherwise, before anything is loaded."""
-    if not os.path.exists(archive) and any(q.text.endswith(".kvz") and os.path.exists(q.text) for q in asked):
-        raise UsageError(f"no such archive: {archive}; the archive comes first, then the question")
     if archive == "-":
         raise UsageError("an archive is memory-mapped and cannot come through a pipe; give a file")
+    if not os.path.exists(archive):
+        if any(q.text.endswith(".kvz") and os.path.exists(q.text) for q in asked):
+            raise UsageError(f"no such archive: {archive}; the archive comes first, then the question")
+        raise ArchiveError(f"no such archive: {archive}")
     if any(q.text == "-" for q in asked):
         raise UsageError("to read questions from standard input, give --questions -")
     if len(asked) == 1 and not asked[0].text.strip():
-        raise QuestionError("the question is empty")
+        error = QuestionError("the question is empty")
+        if as_json:
+            console.emit_json(_failed(asked[0], error))
+        raise error
 
 
 def _answer(
@@ -104,7 +109,7 @@ def _answer(
         answer = session.ask(question.text, limit, sampling, (lambda piece: None) if as_json else pieces.write)
     except QuestionError as error:
         if as_json:
-            console.emit_json({"id": question.id, "question": question.text, "error": str(error)})
+            console.emit_json(_failed(question, error))
         if count == 1:
             raise
         console.note(f"kvz: question {question.id}: {error}")
@@ -146,6 +151,10 @@ class _Plain:
             console.emit("")
 
 
+def _failed(question: Question, error: QuestionError) -> dict[str, Any]:
+    return {"id": question.id, "question": question.text, "error": str(error)}
+
+
 def _as_json(question: Question, answer: Answer) -> dict[str, Any]:
     return {
         "id": question.id,
@@ -159,7 +168,7 @@ def _as_json(question: Question, answer: Answer) -> dict[str, Any]:
         "token_seconds": None if answer.token_seconds is None else round(answer.token_seconds, 4),
         "kv_bytes": answer.kv_bytes,
         "policy": answer.policy,
-        "pairs_read": answer.pairs_read,
+        "pairs_read": None if answer.pairs_read is None else round(answer.pairs_read, 1),
     }
 
 

@@ -97,7 +97,7 @@ def _scores(
         own = own_head_scores(identity, (KVZIP,))
         if own is not None:
             return own, "are there already (--again computes them anew)"
-    check_store(identity, KVZIP)
+    replaced = ", in place of others" if check_store(identity, KVZIP).is_file() else ""
     from kvz.documents import read_document
     from kvz.models.language_model import load_weights
     from kvz.scoring.calibration import calibrate as compute
@@ -109,7 +109,7 @@ def _scores(
     finally:
         progress.finish()
     found.store(identity)
-    return found, "computed"
+    return found, f"computed{replaced}"
 
 
 def _summary(scores: HeadScores, identity: ModelIdentity, export: Path | None) -> dict[str, Any]:

@@ -123,8 +123,6 @@ def compress(
 
     Budget.of_options(ratio, budget)  # numbers that make no sense are told before torch is loaded
     source = read_document(document)
-    if target is not None:
-        check_target(target, overwrite=force)
     from kvz.compression import compress_document
     from kvz.models.language_model import load_model
     from kvz.recipe import make_recipe
@@ -156,6 +154,8 @@ def compress(
         offload=offload,
         **{name: value for name, value in options.items() if value is not None},
     )
+    if target is not None:
+        check_target(target, overwrite=force)  # after wrong usage, which --force would not help
     progress = console.terminal_progress(quiet)
     try:
         began = time.perf_counter()

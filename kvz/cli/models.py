@@ -30,8 +30,8 @@ def models(
         if as_json:
             console.emit_json(row)
         else:
-            held = console.size(row["bytes"]) if row["cached"] else "not fetched yet (kvz models --fetch)"
-            console.emit(f"{row['model']}  [{row['kind']}]  {held}  {row['folder'] if row['cached'] else ''}".rstrip())
+            held = console.size(row["bytes"]) if row["cached"] else "not fetched yet (kvz models --fetch), will be in"
+            console.emit(f"{row['model']}  [{row['kind']}]  {held}  {row['folder']}")
 
 
 def _embedded() -> dict[str, Any]:

@@ -11,6 +11,7 @@ from kvz.cache.tail import Tail
 from kvz.decode.policies.dense import DensePolicy
 from kvz.decode.policies.exact_topk import ExactTopK
 from kvz.decode.policies.hsa import HSA
+from kvz.decode.policies.lowbit import LowBit
 from kvz.decode.policies.quest import Quest
 from kvz.decode.policies.selection import Selector
 from kvz.decode.policies.sparq import SparQ
@@ -25,6 +26,7 @@ _LEAST = 16  # pairs a step: fewer select next to nothing
 
 SELECTORS: dict[str, Callable[..., Selector]] = {
     "hsa": HSA,
+    "lowbit": LowBit,
     "quest": Quest,
     "sparq": SparQ,
     "exact-topk": ExactTopK,

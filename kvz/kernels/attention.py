@@ -13,20 +13,22 @@ from torch import Tensor
 
 __all__ = ["attention", "grouped_attention", "plain_attention"]
 
-Kernel = Callable[[Tensor, Tensor, Tensor, float, bool], tuple[Tensor, Tensor]]
+Kernel = Callable[[Tensor, Tensor, Tensor, float, bool, Tensor | None], tuple[Tensor, Tensor]]
 
 _HALF = (torch.float16, torch.bfloat16)
 _BLOCK_BYTES = 64 << 20
 
 
-def attention(query: Tensor, key: Tensor, value: Tensor, scale: float, causal: bool = False) -> tuple[Tensor, Tensor]:
+def attention(
+    query: Tensor, key: Tensor, value: Tensor, scale: float, causal: bool = False, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Softmax attention of `query [B,M,R,D]` over `key, value [B,M,N,D]`, M heads of a batch of B.
 
     `causal` lets row i see keys 0..i and needs R == N. Strides may be zero (an expanded head is not copied) except in
-    the last dimension. Returns the output `[B,M,R,D]` in the query's dtype and the natural log-sum-exp of the scaled
-    scores, `[B,M,R]` float32.
+    the last dimension. `bias [B,M,1,N]` is added to the scores. Returns the output `[B,M,R,D]` in the query's dtype and
+    the natural log-sum-exp of the scaled scores, `[B,M,R]` float32.
     """
-    return _kernel_for(query)(query, key, value, scale, causal)
+    return _kernel_for(query, bias)(query, key, value, scale, causal, bias)
 
 
 def grouped_attention(
@@ -51,7 +53,7 @@ def grouped_attention(
 
 
 def plain_attention(
-    query: Tensor, key: Tensor, value: Tensor, scale: float, causal: bool = False
+    query: Tensor, key: Tensor, value: Tensor, scale: float, causal: bool = False, bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """`attention` written out, in float32 (float64 stays), over blocks of rows whose scores take at most 64 MB."""
     wide = torch.float64 if query.dtype == torch.float64 else torch.float32
@@ -62,6 +64,8 @@ def plain_attention(
     for start in range(0, query.shape[2], block):
         rows = query[:, :, start : start + block].to(wide)
         scores = (rows @ keys) * scale
+        if bias is not None:
+            scores = scores + bias
         if causal:
             i = torch.arange(start, start + rows.shape[2], device=query.device)
             j = torch.arange(count, device=query.device)
@@ -71,22 +75,29 @@ def plain_attention(
     return torch.cat(outs, 2), torch.cat(lses, 2).float()
 
 
-def _cpu_flash(query: Tensor, key: Tensor, value: Tensor, scale: float, causal: bool) -> tuple[Tensor, Tensor]:
-    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, causal, scale=scale)
+def _cpu_flash(
+    query: Tensor, key: Tensor, value: Tensor, scale: float, causal: bool, bias: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    mask = None if bias is None else bias.expand(*query.shape[:3], key.shape[2])
+    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        query, key, value, 0.0, causal, attn_mask=mask, scale=scale
+    )
     return out, lse
 
 
-def _cuda_flash(query: Tensor, key: Tensor, value: Tensor, scale: float, causal: bool) -> tuple[Tensor, Tensor]:
+def _cuda_flash(
+    query: Tensor, key: Tensor, value: Tensor, scale: float, causal: bool, bias: Tensor | None
+) -> tuple[Tensor, Tensor]:
     result = torch.ops.aten._scaled_dot_product_flash_attention(
         query, key, value, 0.0, causal, return_debug_mask=False, scale=scale
     )
     return result[0], result[1]
 
 
-def _kernel_for(query: Tensor) -> Kernel:
+def _kernel_for(query: Tensor, bias: Tensor | None) -> Kernel:
     if query.device.type == "cpu" and query.dtype in (*_HALF, torch.float32):
         return _cpu_flash
-    if query.device.type == "cuda" and query.dtype in _HALF and _cuda_flash_takes(query):
+    if query.device.type == "cuda" and query.dtype in _HALF and bias is None and _cuda_flash_takes(query):
         return _cuda_flash
     return plain_attention
 

@@ -57,8 +57,8 @@ class Demand:
 
     def too_small(self, pairs: int) -> BudgetTooSmall:
         """The error of a budget that cannot give every head `pairs` pairs."""
-        named = "the 1 pair" if pairs == 1 else f"the {pairs} pairs"
-        return BudgetTooSmall(f"{self.budget} is too small for {named} that every head keeps of {self.length}")
+        held = f"{pairs} of the document's {self.length} tokens"
+        return BudgetTooSmall(f"{self.budget} is too small: every head keeps at least {held}")
 
 
 @dataclass(frozen=True)
@@ -96,8 +96,8 @@ class Allocation(ABC):
 def select(scores: Tensor, demand: Demand, allocation: Allocation) -> Tensor:
     """The pairs to keep, bool `[N,S]`, for float32 `scores [N,S]`: higher is kept.
 
-    Raises ScoringError if a score is NaN or infinite, naming the layer, and BudgetTooSmall if the budget is less than what
-    every head keeps in any case.
+    Raises ScoringError, naming the layer, if a score is NaN or infinite, and BudgetTooSmall if the budget is less than
+    what every head keeps in any case.
     """
     check_finite(scores, demand.row_layers)
     return allocation.keep(scores, demand)

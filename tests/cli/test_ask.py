@@ -107,6 +107,8 @@ def test_several_questions_are_shown_on_stderr(run: Run, archive: Path) -> None:
 @pytest.mark.parametrize("question", ["", " ", "\n\t"])
 def test_an_empty_question(run: Run, archive: Path, question: str) -> None:
     run("ask", archive, question).failed("the question is empty")
+    asked = run("ask", archive, question, "--json")
+    assert (asked.status, asked.objects) == (1, [{"id": 1, "question": question, "error": "the question is empty"}])
 
 
 def test_a_question_too_long_names_both_numbers(

@@ -98,6 +98,14 @@ def test_ratio_and_budget(compress: Run, text_file: Path) -> None:
     compress(text_file, "-r", 0.3, "--budget", 10).failed("-r", "--budget", "not both", status=2)
 
 
+def test_wrong_usage_is_told_before_a_target_that_exists(compress: Run, text_file: Path, out: Path) -> None:
+    (out / "a.kvz").write_text("kept")
+    compress(text_file, "--method", "snap").failed("no method 'snap'", status=2)
+    compress(text_file, "--protect", "5").failed("no span", status=2)
+    compress(text_file).failed("exists", "--force")
+    assert (out / "a.kvz").read_text() == "kept"
+
+
 def test_a_ratio_too_small_for_the_document_says_the_least(compress: Run, text_file: Path, out: Path) -> None:
     compress(text_file, "-r", 0.001).failed("ratio 0.001", "the least is", status=2)
     assert os.listdir(out) == []
@@ -324,7 +332,7 @@ def test_offload_without_a_gpu(compress: Run, text_file: Path, out: Path) -> Non
         (("--protect", "900:"), ("900:", "206 tokens")),
         (("--protect-text", "Oslo"), ("does not contain", "Oslo")),
         (("--protect-text", ""), ("text to protect is empty",)),
-        (("--protect", "0:100", "-r", 0.2), ("too small for the 100 pairs",)),
+        (("--protect", "0:100", "-r", 0.2), ("at least 100 of the document's 206 tokens",)),
     ],
 )
 def test_options_that_do_not_fit(compress: Run, text_file: Path, out: Path, options, words) -> None:

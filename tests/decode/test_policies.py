@@ -9,15 +9,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvz.cache.bit_planes import BITS, plane_layer
 from kvz.cache.pages import page_layer
 from kvz.cache.ragged import RaggedCache, RaggedLayer
 from kvz.cache.tail import Tail
 from kvz.decode.policies.dense import DensePolicy
 from kvz.decode.policies.exact_topk import ExactTopK
-from kvz.decode.policies.hsa import HSA, hsa_scores, page_rows
-from kvz.decode.policies.quest import Quest, quest_scores
-from kvz.decode.policies.selection import Head
-from kvz.decode.policies.sparq import SparQ, sparq_scores
+from kvz.decode.policies.hsa import HSA
+from kvz.decode.policies.lowbit import LowBit
+from kvz.decode.policies.quest import Quest
+from kvz.decode.policies.selection import Selection, Selector, Units
+from kvz.decode.policies.sparq import SparQ
 from kvz.decode.policies.sparse import SparsePolicy
 from kvz.geometry import LayerShape
 from tests.reference import attention64
@@ -53,15 +55,170 @@ def hsa64(q: torch.Tensor, k: torch.Tensor, page: int, dims: int, scale: float) 
     return torch.softmax(logits, 1).mean(0)
 
 
+LENGTHS = [200, 61, 30, 0]
+
+
+def scored(selector: Selector, layer: RaggedLayer, q: torch.Tensor) -> tuple[list[torch.Tensor], Selection]:
+    """The scores that a selector ranks units by, `[H,n,units]`, and its selection, for `q [H,n,G,D]`."""
+    seen: list[torch.Tensor] = []
+    selector.prepare(RaggedCache((layer,), 400), PREFIX)
+    with pytest.MonkeyPatch.context() as patch:
+        select = Units.select
+        patch.setattr(Units, "select", lambda units, scores: seen.append(scores) or select(units, scores))
+        return seen, selector.choose(0, q, 0.25)
+
+
+def rows_of(layer: RaggedLayer, selection: Selection, head: int, token: int) -> list[int]:
+    """The context tokens chosen for a token in a head, each once."""
+    rows = selection.rows[head, token][selection.valid[head, token]] - layer.bounds[head] - PREFIX
+    assert len(set(rows.tolist())) == len(rows)
+    return sorted(rows.tolist())
+
+
+def context(layer: RaggedLayer, head: int) -> torch.Tensor:
+    return layer.keys[layer.bounds[head] + PREFIX : layer.bounds[head + 1]].double()
+
+
 @pytest.mark.parametrize("group", GROUPS)
-@pytest.mark.parametrize(("length", "page", "dims"), [(50, 4, 16), (50, 4, 5), (7, 3, 1), (64, 1, 9), (5, 8, 2)])
-def test_hsa_scores_equal_their_formula(group, length, page, dims):
-    torch.manual_seed(length)
-    layer, q = ragged([length, 9]), torch.randn(group, 16)
-    pages = page_layer(layer, PREFIX, page)
-    got = hsa_scores(q, *pages.head(0), dims, 0.25)
-    want = hsa64(q, layer.keys[PREFIX : PREFIX + length], page, dims, 0.25)
-    torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-8)
+@pytest.mark.parametrize("page", [1, 3, 4, 8])
+def test_hsa_equals_its_formula_in_every_head_and_for_every_token(group, page):
+    torch.manual_seed(page)
+    layer, q, budget = ragged(LENGTHS), torch.randn(4, 3, group, 16), 40
+    seen, selection = scored(HSA(budget, page), layer, q)
+    for head, length in enumerate(LENGTHS):
+        for token in range(3):
+            if length <= budget:
+                assert rows_of(layer, selection, head, token) == list(range(length))
+                continue
+            dims = max(1, min(16, int(16 * page * budget / length)))
+            want = hsa64(q[head, token], context(layer, head), page, dims, 0.25)
+            torch.testing.assert_close(seen[0][head, token, : len(want)].double(), want, rtol=1e-5, atol=1e-8)
+            best = want.topk(max(1, budget // 2 // page)).indices.tolist()
+            tokens = sorted(t for p in best for t in range(p * page, min(length, (p + 1) * page)))
+            assert rows_of(layer, selection, head, token) == tokens
+
+
+def test_with_all_dimensions_and_one_query_a_page_score_bounds_its_tokens():
+    torch.manual_seed(0)
+    layer, q = ragged([40]), torch.randn(1, 1, 1, 16)
+    seen, _ = scored(HSA(20, 8), layer, q)
+    upper, lower = page_layer(layer, PREFIX, 8).head(0)
+    bound = torch.where(q[0, 0, 0, :, None] >= 0, upper, lower)
+    tokens = (layer.keys[PREFIX:] @ q[0, 0, 0]).view(5, 8)
+    assert (q[0, 0, 0] @ bound >= tokens.amax(1) - 1e-5).all()
+    assert int(16 * 8 * 20 / 40) >= 16  # all dimensions
+    torch.testing.assert_close(seen[0][0, 0], torch.softmax(q[0, 0, 0] @ bound * 0.25, 0))
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_quest_equals_its_formula(group):
+    torch.manual_seed(1)
+    layer, q = ragged(LENGTHS), torch.randn(4, 2, group, 16)
+    seen, selection = scored(Quest(40), layer, q)
+    keys, qd = context(layer, 0), q[0, 1].double()
+    pages = [keys[start : start + 16] for start in range(0, 200, 16)]
+    want = torch.stack([torch.maximum(qd * p.amax(0), qd * p.amin(0)).sum(1) for p in pages], 1)
+    want = torch.softmax(want * 0.25, 1).mean(0)
+    torch.testing.assert_close(seen[0][0, 1, :13].double(), want, rtol=1e-5, atol=1e-8)
+    best = int(want.argmax())
+    assert rows_of(layer, selection, 0, 1) == list(range(16 * best, min(200, 16 * best + 16)))
+    assert rows_of(layer, selection, 2, 1) == list(range(30))
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_sparq_and_exact_topk_equal_their_formulas(group):
+    torch.manual_seed(2)
+    layer, q = ragged(LENGTHS), torch.randn(4, 2, group, 16)
+    sparq, exact = (scored(kind(40), layer, q)[1] for kind in (SparQ, ExactTopK))
+    for head, length in ((0, 200), (1, 61)):
+        keys, qd = context(layer, head), q[head, 0].double()
+        dims = qd.abs().sum(0).topk(max(1, min(16, 16 * 40 // length))).indices
+        share = qd[:, dims].abs().sum(1, keepdim=True) / qd.abs().sum(1, keepdim=True)
+        weights = torch.softmax(qd[:, dims] @ keys[:, dims].T * 0.25 / share.sqrt(), 1)
+        ranked = weights.mean(0)
+        ranked[length - 5 :] += 2  # the newest t / 8 in any case
+        want = ranked.topk(20).indices
+        assert rows_of(layer, sparq, head, 0) == sorted(want.tolist())
+        torch.testing.assert_close(sparq.coverage[head, 0].double(), weights[:, want].sum(1), rtol=1e-4, atol=1e-6)
+        true = torch.softmax(qd @ keys.T * 0.25, 1).mean(0)
+        assert rows_of(layer, exact, head, 0) == sorted(true.topk(40).indices.tolist())
+    torch.testing.assert_close(sparq.coverage[2], torch.ones(2, group))
+
+
+@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("share", [0.1, 0.4, 1.0])
+def test_lowbit_equals_its_formula(group, share):
+    """Codes, rows and scores written out: the rows of bits with the largest sum of |q| range / 2^(b+1)."""
+    torch.manual_seed(3)
+    layer, q, budget = ragged([200, 41]), torch.randn(2, 2, group, 16), 40
+    seen, selection = scored(LowBit(budget, share), layer, q)
+    for head, length in ((0, 200), (1, 41)):
+        keys, qd = context(layer, head), q[head, 1].double()
+        low, span = keys.amin(0), keys.amax(0) - keys.amin(0)
+        codes = ((keys - low) / span * 2**BITS).floor().clamp(0, 2**BITS - 1).long()
+        rows = max(1, min(16 * BITS, int(share * budget * 32 * 16 / length)))
+        gains = {(b, d): float((qd[:, d].abs() * span[d]).sum()) / 2 ** (b + 1) for b in range(BITS) for d in range(16)}
+        approximate = torch.zeros(group, length, dtype=torch.float64)
+        for b, d in sorted(gains, key=lambda row: -gains[row])[:rows]:
+            bit = (codes[:, d] >> (BITS - 1 - b)) & 1
+            approximate += qd[:, d, None] * span[d] / 2 ** (b + 1) * bit
+        want = torch.softmax(approximate * 0.25, 1).mean(0)
+        torch.testing.assert_close(seen[0][head, 1, :length].double(), want, rtol=1e-4, atol=1e-7)
+        take = max(1, int(budget - rows * length / (32 * 16)))
+        kept = rows_of(layer, selection, head, 1)
+        assert len(kept) == take
+        assert min(want[kept]) >= sorted(want)[-take] * (1 - 1e-5)
+
+
+def test_all_bits_in_all_dimensions_are_close_to_the_keys():
+    """With every row read, an approximate score is off by no more than half a cell of every channel."""
+    layer, q = ragged([100], seed=4), torch.randn(1, 1, 1, 16)
+    planes = plane_layer(layer, PREFIX)
+    bits = planes.rows(0, torch.arange(16 * BITS))[:, :100].double()
+    got = planes.weights(q)[0, 0].double() @ bits
+    true = q[0, 0].double() @ context(layer, 0).T
+    cell = (q[0, 0].abs() * planes.ranges[0]).sum() / 2**BITS
+    difference = got - true
+    assert (difference - difference.mean()).abs().max() <= cell
+
+
+@settings(max_examples=40, deadline=None)
+@given(lengths=st.lists(st.integers(0, 40), min_size=1, max_size=4), seed=st.integers(0, 99))
+def test_planes_hold_the_codes_of_their_tokens_and_no_others(lengths, seed):
+    layer = ragged(lengths, 8, seed)
+    planes = plane_layer(layer, PREFIX)
+    assert planes.planes.shape == (8 * BITS, sum(-(-n // 8) for n in lengths))
+    assert planes.nbytes == planes.planes.numel() + 4 * 8 * len(lengths)
+    for head, length in enumerate(lengths):
+        if not length:
+            continue
+        keys = context(layer, head)
+        bits = planes.rows(head, torch.arange(8 * BITS))[:, :length].view(BITS, 8, length).double()
+        codes = sum(bits[b] * 2 ** (BITS - 1 - b) for b in range(BITS))
+        span = keys.amax(0) - keys.amin(0)
+        low = keys.amin(0) + codes.T / 2**BITS * span
+        slack = 1e-4 * (1 + span)
+        assert (keys >= low - slack).all()
+        assert (keys <= low + span / 2**BITS + slack).all()
+
+
+def test_what_each_selector_pays():
+    """Traffic in pairs: what is read to choose, what is chosen, and heads that the budget covers whole."""
+    layer = ragged(LENGTHS)
+    want = {
+        HSA: 91 + (50 * int(16 * 4 * 40 / 200) / 32 + 20) + (16 * 16 / 32 + 20) - 61,
+        Quest: 30 + (13 + 16) + (4 + 16),
+        SparQ: 30 + (200 * 3 / 32 + 20) + (61 * 10 / 32 + 20),
+        ExactTopK: 30 + 40 + 40,
+    }
+    for kind, pairs in want.items():
+        selector = kind(40)
+        selector.prepare(RaggedCache((layer,), 300), PREFIX)
+        assert selector.read(0) == pytest.approx(pairs), kind
+    for share in (0.1, 0.3, 0.9):
+        selector = LowBit(40, share)
+        selector.prepare(RaggedCache((layer,), 300), PREFIX)
+        assert 30 + 2 * 38 < selector.read(0) <= 30 + 2 * 40
 
 
 @settings(max_examples=60, deadline=None)
@@ -69,66 +226,14 @@ def test_hsa_scores_equal_their_formula(group, length, page, dims):
 def test_pages_bound_their_tokens_and_no_others(lengths, size, seed):
     layer = ragged(lengths, 8, seed)
     pages = page_layer(layer, PREFIX, size)
-    assert pages.maxima.shape == pages.minima.shape == (8, sum(-(-n // size) for n in lengths))
-    for head, length in enumerate(lengths):
+    assert pages.extremes.shape == (16, sum(-(-n // size) for n in lengths))
+    for head in range(len(lengths)):
         upper, lower = pages.head(head)
         keys = layer.keys[layer.bounds[head] + PREFIX : layer.bounds[head + 1]]
         for page in range(upper.shape[1]):
-            part = keys[page_rows(torch.tensor([page]), size, length)]
+            part = keys[page * size : (page + 1) * size]
             assert torch.equal(part.amax(0), upper[:, page])
             assert torch.equal(part.amin(0), lower[:, page])
-
-
-def test_with_all_dimensions_and_one_query_a_page_score_bounds_its_tokens():
-    torch.manual_seed(0)
-    layer, q = ragged([40]), torch.randn(1, 16)
-    upper, lower = page_layer(layer, PREFIX, 4).head(0)
-    bound = torch.where(q[0, :, None] >= 0, upper, lower)
-    tokens = (layer.keys[PREFIX:] @ q[0]).view(10, 4)
-    assert (q[0] @ bound >= tokens.amax(1) - 1e-5).all()
-    ranked = hsa_scores(q, upper, lower, 16, 0.25)
-    torch.testing.assert_close(ranked, torch.softmax(q[0] @ bound * 0.25, 0))
-
-
-@pytest.mark.parametrize("group", GROUPS)
-def test_quest_and_sparq_scores_equal_their_formulas(group):
-    torch.manual_seed(1)
-    layer, q = ragged([45]), torch.randn(group, 16)
-    k, qd = layer.keys[PREFIX:].double(), q.double()
-    upper, lower = page_layer(layer, PREFIX, 16).head(0)
-    want = torch.stack(
-        [torch.maximum(qd * upper[:, p].double(), qd * lower[:, p].double()).sum(1) for p in range(3)], 1
-    )
-    got = quest_scores(q, upper, lower, 0.3)
-    torch.testing.assert_close(got.double(), torch.softmax(want * 0.3, 1).mean(0), rtol=1e-5, atol=1e-8)
-    dims = qd.abs().sum(0).topk(5).indices
-    share = qd[:, dims].abs().sum(1, keepdim=True) / qd.abs().sum(1, keepdim=True)
-    logits = qd[:, dims] @ k[:, dims].T * 0.3 / share.sqrt()
-    torch.testing.assert_close(
-        sparq_scores(q, layer.keys[PREFIX:], 5, 0.3).double(), torch.softmax(logits, 1), rtol=1e-5, atol=1e-8
-    )
-
-
-def test_what_each_selector_chooses_and_pays():
-    torch.manual_seed(2)
-    layer, q = ragged([200]), torch.randn(4, 16)
-    cache = RaggedCache((layer,), 300)
-    head = Head(0, 0, q, layer.keys[PREFIX:], 0.25)
-    chosen = {}
-    for selector in (HSA(40, 4), Quest(40), SparQ(40), ExactTopK(40)):
-        selector.prepare(cache, PREFIX)
-        chosen[type(selector).__name__] = selection = selector.choose(head)
-        assert len(set(selection.rows.tolist())) == len(selection.rows)
-        assert selection.rows.max() < 200
-    true = torch.softmax(q.double() @ layer.keys[PREFIX:].double().T * 0.25, 1).mean(0)
-    assert set(chosen["ExactTopK"].rows.tolist()) == set(true.topk(40).indices.tolist())
-    assert len(chosen["HSA"].rows) == 20  # k2 = t / 2 tokens, in 5 pages
-    assert chosen["HSA"].read == 50 * int(16 * 4 * 40 / 200) / 32
-    assert len(chosen["Quest"].rows) in (16, 8)  # one page of 16, whichever it is
-    assert chosen["Quest"].read == 13
-    assert len(chosen["SparQ"].rows) == 20
-    assert set(range(195, 200)) <= set(chosen["SparQ"].rows.tolist())
-    assert (chosen["SparQ"].coverage <= 1).all()
 
 
 def run(policy: DensePolicy, tail: Tail, parts: list[torch.Tensor], heads: int, group: int) -> list[torch.Tensor]:
@@ -142,7 +247,7 @@ def run(policy: DensePolicy, tail: Tail, parts: list[torch.Tensor], heads: int, 
 
 
 @pytest.mark.parametrize("group", GROUPS)
-@pytest.mark.parametrize("kind", [HSA, Quest, SparQ, ExactTopK])
+@pytest.mark.parametrize("kind", [HSA, Quest, SparQ, ExactTopK, LowBit])
 def test_a_budget_that_covers_everything_is_dense_bit_for_bit(kind, group):
     heads, layer = 3, ragged([50, 7, 0])
     cache = RaggedCache((layer,), 100)
@@ -175,7 +280,7 @@ def test_sparse_attention_is_exact_over_prefix_choice_and_tail(group):
         first, last = layer.bounds[head], layer.bounds[head + 1]
         keys, values = layer.keys[first:last], layer.values[first:last]
         if head == 0:
-            rows = selector.choose(Head(0, 0, q[0], keys[PREFIX:], 0.25)).rows + PREFIX
+            rows = torch.tensor(rows_of(layer, selector.choose(0, q[:, None], 0.25), 0, 0)) + PREFIX
             rows = torch.cat([torch.arange(PREFIX), rows])
             keys, values = keys[rows], values[rows]
         own = [torch.cat([part[heads * group + i * heads + head] for part in parts]) for i in (0, 1)]
@@ -195,9 +300,10 @@ def test_sparq_spreads_what_it_did_not_read_over_the_mean_value():
     part = torch.randn(4, 1, 16)
     [got] = run(SparsePolicy(cache, tail, PREFIX, selector), tail, [part], 1, 2)
     q, keys, values = part[:2, 0], layer.keys[PREFIX:].double(), layer.values[PREFIX:].double()
-    chosen = selector.choose(Head(0, 0, q, layer.keys[PREFIX:], 0.25))
-    out, lse = attention64(q, keys[chosen.rows], values[chosen.rows], 0.25)
-    share = chosen.coverage.double()
+    chosen = selector.choose(0, q[None, None], 0.25)
+    rows = rows_of(layer, chosen, 0, 0)
+    out, lse = attention64(q, keys[rows], values[rows], 0.25)
+    share = chosen.coverage[0, 0].double()
     mixed = share[:, None] * out + (1 - share)[:, None] * values.mean(0)
     around = attention64(
         q, torch.cat([layer.keys[:PREFIX], part[2]]), torch.cat([layer.values[:PREFIX], part[3]]), 0.25

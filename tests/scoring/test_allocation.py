@@ -42,7 +42,7 @@ def test_counts_are_exact_and_guarantees_hold(allocation, shape, ratio, protecte
     demand, chosen = demand_of(budget, layers, heads, length, spans), make_allocation(allocation)
     total, least = total_of(allocation, budget, layers, heads, length), max(1, len(spans))
     if total < least * layers * heads:
-        with pytest.raises(BudgetTooSmall, match=f"the {least} pair"):
+        with pytest.raises(BudgetTooSmall, match=f"at least {least} of"):
             select(scores, demand, chosen)
         return
     mask = select(scores, demand, chosen)

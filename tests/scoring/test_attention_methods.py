@@ -232,7 +232,7 @@ def test_options_of_another_method_and_guarantees_that_do_not_fit(tiny):
     for options in ({"window": 0}, {"kernel": 4}, {"kernel": 0}):
         with pytest.raises(UsageError):
             make_method("snapkv", **options)
-    with pytest.raises(UsageError, match=r"too small for the 100 pairs .* the least is 0\.4"):
+    with pytest.raises(UsageError, match=r"too small: every head keeps at least 100 .* the least is 0\.4"):
         compress(TEXT, tiny, ratio=0.1, keep_recent=100)
     with pytest.raises(UsageError, match="most recent"):
         compress(TEXT, tiny, keep_recent=-1)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import torch
+from torch import Tensor
 
-from kvz.cache.ragged import RaggedCache
-from kvz.decode.policies.selection import Head, Selection, Selector
+from kvz.cache.ragged import RaggedLayer
+from kvz.decode.policies.selection import Selection, Selector, Units, context_lengths, group_mean
 
 __all__ = ["ExactTopK"]
 
@@ -13,10 +13,26 @@ __all__ = ["ExactTopK"]
 class ExactTopK(Selector):
     """The whole budget goes to tokens; choosing them, which reads every key, is not charged."""
 
-    def prepare(self, cache: RaggedCache, prefix: int) -> None:
-        """Nothing: scores come from the keys themselves."""
+    def __init__(self, budget: int) -> None:
+        super().__init__(budget)
+        self._layers: dict[int, tuple[Units, list[Tensor]]] = {}
 
-    def choose(self, head: Head) -> Selection:
-        scores = (head.query.float() @ head.keys.float().t()) * head.scale
-        ranked = torch.softmax(scores, 1).mean(0)
-        return Selection(ranked.topk(min(len(ranked), self.budget)).indices, 0.0)
+    def prepare_layer(self, index: int, layer: RaggedLayer, prefix: int) -> None:
+        units = Units.of(layer, prefix, 1, [self.budget] * layer.heads)
+        self._layers[index] = units, context_keys(layer, prefix)
+
+    def choose(self, layer: int, query: Tensor, scale: float) -> Selection:
+        units, keys = self._layers[layer]
+        logits = units.logits(query.shape[2], query.shape[1])
+        for head, of_head in enumerate(keys):
+            logits[head, :, :, : len(of_head)] = query[head] @ of_head.float().t()
+        return units.select(group_mean(logits * scale))
+
+    def read(self, layer: int) -> float:
+        return float(sum(self._layers[layer][0].takes))
+
+
+def context_keys(layer: RaggedLayer, prefix: int) -> list[Tensor]:
+    """Views of each head's keys `[L,D]`, without the prefix."""
+    lengths = context_lengths(layer, prefix)
+    return [layer.keys[b - length : b] for b, length in zip(layer.bounds[1:], lengths, strict=True)]

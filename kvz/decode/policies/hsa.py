@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
-import torch
+from dataclasses import dataclass
+
 from torch import Tensor
 
-from kvz.cache.pages import PagedLayer, page_count, page_layer
-from kvz.cache.ragged import RaggedCache
-from kvz.decode.budget import head_budget
-from kvz.decode.policies.selection import Head, Selection, Selector
+from kvz.cache.pages import PagedLayer, page_layer
+from kvz.cache.ragged import RaggedLayer
+from kvz.decode.budget import HeadBudget, head_budget
+from kvz.decode.policies.selection import (
+    Selection,
+    Selector,
+    Units,
+    context_lengths,
+    group_mean,
+    largest_dims,
+    temperature,
+)
 
-__all__ = ["HSA", "hsa_scores", "page_rows"]
+__all__ = ["HSA", "PAGE"]
 
 PAGE = 4
 """Tokens a page unless an archive or a user says otherwise: the paper's pages have 2 to 5 at r = 0.3."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Layer:
+    units: Units
+    pages: PagedLayer
+    budgets: list[HeadBudget]
+    read: float
 
 
 class HSA(Selector):
@@ -22,40 +39,36 @@ class HSA(Selector):
     def __init__(self, budget: int, page: int = PAGE) -> None:
         super().__init__(budget)
         self.page = page
-        self._pages: list[PagedLayer | None] = []
+        self._layers: dict[int, _Layer] = {}
 
-    def prepare(self, cache: RaggedCache, prefix: int) -> None:
-        self._pages = [None if x.window is not None else page_layer(x, prefix, self.page) for x in cache.layers]
+    def prepare_layer(self, index: int, layer: RaggedLayer, prefix: int) -> None:
+        lengths, dim = context_lengths(layer, prefix), layer.keys.shape[1]
+        budgets = [head_budget(n, self.page, self.budget, dim) for n in lengths]
+        units = Units.of(layer, prefix, self.page, [None if b.whole else b.pages for b in budgets])
+        read = sum(b.pairs_read(n, self.page, dim) for b, n in zip(budgets, lengths, strict=True))
+        self._layers[index] = _Layer(units, page_layer(layer, prefix, self.page), budgets, read)
 
-    def choose(self, head: Head) -> Selection:
-        pages = self._pages[head.layer]
-        assert pages is not None
-        length, dim = head.keys.shape
-        split = head_budget(length, self.page, self.budget, dim)
-        scores = hsa_scores(head.query, *pages.head(head.index), split.dims, head.scale)
-        best = scores.topk(min(split.pages, len(scores))).indices
-        rows = page_rows(best, self.page, length)
-        return Selection(rows, page_count(length, self.page) * split.dims / (2 * dim))
+    def choose(self, layer: int, query: Tensor, scale: float) -> Selection:
+        """Of a page's two bounds the one is read that the sign of the group's summed query points to.
 
+        Softmax for each query head, at the temperature of a softmax over all dimensions; then the group's mean.
+        """
+        held = self._layers[layer]
+        tokens, group, dim = query.shape[1:]
+        logits = held.units.logits(group, tokens)
+        ordered = largest_dims(query, max(1, *(b.dims for b in held.budgets)))
+        lower = (query.sum(2) < 0).gather(2, ordered)
+        rows = ordered + dim * lower  # of the bounds: maxima first, then minima
+        parts = query.gather(3, ordered.unsqueeze(2).expand(-1, -1, group, -1))
+        for head, budget in enumerate(held.budgets):
+            count = held.units.counts[head]
+            if budget.whole:
+                logits[head, :, :, :count] = 0
+                continue
+            bounds = held.pages.rows(head, rows[head, :, : budget.dims]).float()
+            part = parts[head, :, :, : budget.dims]
+            logits[head, :, :, :count] = part @ bounds * (scale / temperature(query[head], part))
+        return held.units.select(group_mean(logits))
 
-def hsa_scores(query: Tensor, maxima: Tensor, minima: Tensor, dims: int, scale: float) -> Tensor:
-    """Score of each page, `[pages]` float32, for a group's `query [G,D]` and bounds `[D,pages]`.
-
-    The `dims` dimensions are those of the largest sum of |q| over the group; of the two bounds the one is read that the
-    sign of the group's summed query points to. Softmax for each query head, at the temperature of a softmax over all
-    dimensions; then the group's mean.
-    """
-    wide = query.float()
-    size = wide.abs()
-    chosen = size.sum(0).topk(dims).indices
-    upper = wide.sum(0)[chosen] >= 0
-    bounds = torch.where(upper[:, None], maxima[chosen], minima[chosen]).float()
-    share = size[:, chosen].sum(1) / size.sum(1).clamp_min(torch.finfo(torch.float32).tiny)
-    scores = (wide[:, chosen] @ bounds) * (scale / share.clamp_min(1e-12).sqrt())[:, None]
-    return torch.softmax(scores, 1).mean(0)
-
-
-def page_rows(pages: Tensor, size: int, length: int) -> Tensor:
-    """The tokens of some pages of a head of `length` tokens."""
-    rows = (pages[:, None] * size + torch.arange(size, device=pages.device)).flatten()
-    return rows[rows < length]
+    def read(self, layer: int) -> float:
+        return self._layers[layer].read

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from kvz.cache.pages import PagedLayer, page_count, page_layer
-from kvz.cache.ragged import RaggedCache
-from kvz.decode.policies.hsa import page_rows
-from kvz.decode.policies.selection import Head, Selection, Selector
+from kvz.cache.ragged import RaggedLayer
+from kvz.decode.policies.selection import Selection, Selector, Units, context_lengths, group_mean
 
-__all__ = ["Quest", "quest_scores"]
+__all__ = ["Quest"]
 
 PAGE = 16
 
@@ -23,25 +21,25 @@ class Quest(Selector):
 
     def __init__(self, budget: int) -> None:
         super().__init__(budget)
-        self._pages: list[PagedLayer | None] = []
+        self._layers: dict[int, tuple[Units, PagedLayer]] = {}
 
-    def prepare(self, cache: RaggedCache, prefix: int) -> None:
-        self._pages = []
-        for layer in cache.layers:
-            longest = max(b - a for a, b in zip(layer.bounds, layer.bounds[1:], strict=False)) - prefix
-            size = max(PAGE, page_count(longest, max(1, self.budget // 2)))
-            self._pages.append(None if layer.window is not None else page_layer(layer, prefix, size))
+    def prepare_layer(self, index: int, layer: RaggedLayer, prefix: int) -> None:
+        lengths = context_lengths(layer, prefix)
+        size = max(PAGE, page_count(max(lengths), max(1, self.budget // 2)))
+        takes = [None if n <= self.budget else max(1, self.budget // 2 // size) for n in lengths]
+        self._layers[index] = Units.of(layer, prefix, size, takes), page_layer(layer, prefix, size)
 
-    def choose(self, head: Head) -> Selection:
-        pages = self._pages[head.layer]
-        assert pages is not None
-        scores = quest_scores(head.query, *pages.head(head.index), head.scale)
-        best = scores.topk(min(len(scores), max(1, self.budget // 2 // pages.size))).indices
-        return Selection(page_rows(best, pages.size, len(head.keys)), page_count(len(head.keys), pages.size))
+    def choose(self, layer: int, query: Tensor, scale: float) -> Selection:
+        units, pages = self._layers[layer]
+        logits = units.logits(query.shape[2], query.shape[1])
+        positive, negative = query.clamp_min(0), query.clamp_max(0)
+        for head, count in enumerate(units.counts):
+            maxima, minima = pages.head(head)
+            logits[head, :, :, :count] = positive[head] @ maxima.float() + negative[head] @ minima.float()
+        return units.select(group_mean(logits * scale))
 
-
-def quest_scores(query: Tensor, maxima: Tensor, minima: Tensor, scale: float) -> Tensor:
-    """Score of each page, `[pages]` float32: sum over d of max(q K_max, q K_min), softmax a query head, group mean."""
-    wide = query.float()
-    upper = wide.clamp_min(0) @ maxima.float() + wide.clamp_max(0) @ minima.float()
-    return torch.softmax(upper * scale, 1).mean(0)
+    def read(self, layer: int) -> float:
+        units, _ = self._layers[layer]
+        lengths: list[int] = units.lengths.tolist()
+        heads = zip(units.counts, units.takes, lengths, strict=True)
+        return sum(n if n <= self.budget else count + min(n, take * units.size) for count, take, n in heads)

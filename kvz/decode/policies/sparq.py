@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kvz.cache.ragged import RaggedCache
-from kvz.decode.policies.selection import Head, Selection, Selector
+from kvz.cache.ragged import RaggedLayer
+from kvz.decode.policies.exact_topk import context_keys
+from kvz.decode.policies.selection import Selection, Selector, Units, context_lengths, largest_dims, temperature
 
-__all__ = ["SparQ", "sparq_scores"]
+__all__ = ["SparQ"]
 
 
 class SparQ(Selector):
@@ -20,25 +21,37 @@ class SparQ(Selector):
     def __init__(self, budget: int) -> None:
         super().__init__(budget)
         self.local = budget // 8  # the newest context tokens, always chosen
+        self._layers: dict[int, tuple[Units, list[Tensor], list[int]]] = {}
 
-    def prepare(self, cache: RaggedCache, prefix: int) -> None:
-        """Nothing: scores come from the keys themselves."""
+    def prepare_layer(self, index: int, layer: RaggedLayer, prefix: int) -> None:
+        lengths, dim = context_lengths(layer, prefix), layer.keys.shape[1]
+        units = Units.of(layer, prefix, 1, [None if n <= self.budget else self.budget // 2 for n in lengths])
+        dims = [0 if n <= self.budget else max(1, min(dim, dim * self.budget // n)) for n in lengths]
+        self._layers[index] = units, context_keys(layer, prefix), dims
 
-    def choose(self, head: Head) -> Selection:
-        length, dim = head.keys.shape
-        dims = max(1, min(dim, dim * self.budget // length))
-        scores = sparq_scores(head.query, head.keys, dims, head.scale)
-        ranked = scores.mean(0)
-        ranked[length - self.local :] = torch.inf
-        rows = ranked.topk(min(length, max(1, self.budget // 2))).indices
-        return Selection(rows, length * dims / (2 * dim), scores[:, rows].sum(1))
+    def choose(self, layer: int, query: Tensor, scale: float) -> Selection:
+        units, keys, dims = self._layers[layer]
+        logits = units.logits(query.shape[2], query.shape[1])
+        newest = torch.zeros_like(logits[:, :1, 0])
+        ordered = largest_dims(query, max(1, *dims))
+        for head, of_head in enumerate(keys):
+            if not dims[head]:  # taken whole
+                logits[head, :, :, : len(of_head)] = 0
+                continue
+            chosen = ordered[head, :, : dims[head]]
+            part = query[head].gather(2, chosen.unsqueeze(1).expand(-1, query.shape[2], -1))
+            few = of_head.t()[chosen].float()
+            logits[head, :, :, : len(of_head)] = part @ few * (scale / temperature(query[head], part))
+            newest[head, :, max(0, len(of_head) - self.local) : len(of_head)] = 1
+        weights = torch.softmax(logits, -1)
+        selection = units.select(weights.mean(2) + newest)
+        at = (selection.rows - units.begins[:, None, None]).clamp_min(0).masked_fill(~selection.valid, 0)
+        found = weights.gather(3, at.unsqueeze(2).expand(-1, -1, query.shape[2], -1))
+        covered = (found * selection.valid.unsqueeze(2)).sum(3)
+        return Selection(selection.rows, selection.valid, covered)
 
-
-def sparq_scores(query: Tensor, keys: Tensor, dims: int, scale: float) -> Tensor:
-    """Approximate attention weights of each query head, `[G,L]` float32, from `dims` dimensions of `keys [L,D]`."""
-    wide = query.float()
-    size = wide.abs()
-    chosen = size.sum(0).topk(dims).indices
-    share = size[:, chosen].sum(1) / size.sum(1).clamp_min(torch.finfo(torch.float32).tiny)
-    scores = (wide[:, chosen] @ keys[:, chosen].float().t()) * (scale / share.clamp_min(1e-12).sqrt())[:, None]
-    return torch.softmax(scores, 1)
+    def read(self, layer: int) -> float:
+        units, keys, dims = self._layers[layer]
+        width = keys[0].shape[1]
+        chosen = sum(len(k) * d for k, d in zip(keys, dims, strict=True)) / (2 * width)
+        return sum(units.takes) + chosen

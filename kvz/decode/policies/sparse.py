@@ -1,7 +1,4 @@
-"""Sparse decoding: the question attends everything, generated tokens a selection of each head's context.
-
-Tail and prefix are always attended exactly, outside the selection. Heads that the budget covers are attended whole.
-"""
+"""Sparse decoding: new tokens attend the prefix, the tail and a few chosen pairs of each head."""
 
 from __future__ import annotations
 
@@ -13,8 +10,9 @@ from torch import Tensor
 from kvz.cache.ragged import RaggedCache
 from kvz.cache.tail import Tail
 from kvz.decode.policies.dense import DensePolicy
-from kvz.decode.policies.selection import Head, Selector
+from kvz.decode.policies.selection import Selection, Selector
 from kvz.kernels.attention import grouped_attention
+from kvz.kernels.chosen_attention import chosen_attention
 from kvz.kernels.merge import merge_parts
 
 __all__ = ["SparsePolicy"]
@@ -31,47 +29,61 @@ class SparsePolicy(DensePolicy):
         self._prefix = prefix
         self._selector = selector
         self._covered = [_covered(layer.bounds, prefix + selector.budget) for layer in cache.layers]
+        self._prefixes: dict[int, tuple[Tensor, Tensor]] = {}
+        self._means: dict[int, Tensor] = {}
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """Attention of n new tokens: dense for a question, or where the budget covers the layer's longest head."""
-        dense = self._cache.layers[layer].window is not None or self._covered[layer]
-        if query.shape[2] > 1 or dense:
+        if query.shape[2] > 1 or self._reads_all(layer):
             return super().attend(layer, query, key, value, scale)
-        self.steps += layer == 0
-        heads, _, dim = key.shape[1:]
-        grouped = query.reshape(heads, -1, 1, dim)
-        tail = self._over_tail(layer, grouped, key, value, scale)
-        outs = [
-            merge_parts([(tail[0][head], tail[1][head]), self._of_head(layer, head, grouped[head, :, 0], scale)])[0]
-            for head in range(heads)
-        ]
-        return torch.stack(outs).to(query.dtype).view(1, 1, -1, dim)
+        return self.attend_chosen(layer, query, key, value, scale)
 
-    def _of_head(self, layer: int, index: int, query: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-        """Attention of a group over its prefix and what is chosen of its context: `[G,D]`, `[G]`."""
+    def attend_chosen(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        """The same for n tokens of an answer, each with a selection of its own."""
+        heads, n, dim = key.shape[1:]
+        grouped = query.reshape(heads, -1, n, dim)
+        self.steps += n * (layer == 0)
+        if self._reads_all(layer):
+            self.pairs_read += n * self._cache.layers[layer].bounds[-1]
+            return self._dense(layer, grouped, key, value, scale)
+        self.pairs_read += n * (heads * self._prefix + self._selector.read(layer))
+        parts = [self._over_tail(layer, grouped, key, value, scale)]
+        if self._prefix:
+            parts.append(grouped_attention(grouped, *self._prefix_of(layer), scale))
+        selection = self._selector.choose(layer, grouped.transpose(1, 2).float(), scale)
+        parts.append(self._over_chosen(layer, grouped, selection, scale))
+        out = merge_parts(parts)[0]
+        return out.view(1, -1, n, dim).transpose(1, 2)
+
+    def _over_chosen(self, layer: int, grouped: Tensor, selection: Selection, scale: float) -> tuple[Tensor, Tensor]:
+        """Attention over what was chosen of the context: `[H,G*n,D]`, `[H,G*n]`."""
         stored = self._cache.layers[layer]
-        first, last = stored.bounds[index], stored.bounds[index + 1]
-        begin = first + self._prefix
-        if last - begin <= self._selector.budget:
-            self.pairs_read += last - first
-            return _attend(query, stored.keys[first:last], stored.values[first:last], scale)
-        keys, values = stored.keys[begin:last], stored.values[begin:last]
-        chosen = self._selector.choose(Head(layer, index, query, keys, scale))
-        self.pairs_read += self._prefix + len(chosen.rows) + chosen.read
-        out, lse = _attend(query, keys[chosen.rows], values[chosen.rows], scale)
-        if chosen.coverage is not None:
-            share = chosen.coverage.clamp(1e-6, 1)
-            out = share[:, None] * out.float() + (1 - share)[:, None] * values.float().mean(0)
-            lse = lse - share.log()
-        if not self._prefix:
+        out, lse = chosen_attention(grouped, stored.keys, stored.values, selection.rows, selection.valid, scale)
+        if selection.coverage is None:
             return out, lse
-        around = _attend(query, stored.keys[first:begin], stored.values[first:begin], scale)
-        return merge_parts([(out, lse), around])
+        share = selection.coverage.transpose(1, 2).flatten(1).clamp(1e-6, 1)
+        rest = (1 - share)[..., None] * self._mean_of(layer)[:, None]
+        return share[..., None] * out.float() + rest, lse - share.log()
 
+    def _reads_all(self, layer: int) -> bool:
+        return self._cache.layers[layer].window is not None or self._covered[layer]
 
-def _attend(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    out, lse = grouped_attention(query[None, :, None], keys[None], values[None], scale)
-    return out[0], lse[0]
+    def _prefix_of(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of the prefix, `[H,P,D]` each, gathered once."""
+        if layer not in self._prefixes:
+            stored = self._cache.layers[layer]
+            begins = torch.tensor(stored.bounds[:-1], device=stored.keys.device)
+            rows = begins[:, None] + torch.arange(self._prefix, device=stored.keys.device)
+            self._prefixes[layer] = stored.keys[rows], stored.values[rows]
+        return self._prefixes[layer]
+
+    def _mean_of(self, layer: int) -> Tensor:
+        """The mean value of each head's context, `[H,D]` float32, computed once."""
+        if layer not in self._means:
+            stored = self._cache.layers[layer]
+            parts = [stored.values[a + self._prefix : b].float() for a, b in pairwise(stored.bounds)]
+            self._means[layer] = torch.stack([part.sum(0) / max(1, len(part)) for part in parts])
+        return self._means[layer]
 
 
 def _covered(bounds: tuple[int, ...], most: int) -> bool:

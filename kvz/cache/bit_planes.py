@@ -1,0 +1,102 @@
+"""Bit planes: an index of a few bits a key, of which a query reads the bits that matter to it.
+
+A head's kept keys are quantised for each channel between its smallest and its largest value, and the bits of the codes
+are stored apart: one row of packed bits for each dimension and each bit, most significant first. A product with a query
+is then a sum over rows,
+
+    q k_j  ~  sum over d, b of q_d range_d 2^-(b+1) bit_(d,b,j)  +  the same for every j
+
+so any set of rows gives an approximate score, and the rows with the largest |q_d| range_d 2^-(b+1) give the best one:
+large dimensions are read with more bits, small ones with fewer or with none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from kvz.cache.ragged import RaggedLayer
+
+__all__ = ["BITS", "BitPlanes", "plane_layer"]
+
+BITS = 4
+"""Planes that are stored; what a step reads of them is up to its budget."""
+
+
+@dataclass(frozen=True, eq=False)
+class BitPlanes:
+    """One layer's index: `planes [bits D, bytes]` uint8, head after head, row b D + d being bit b of dimension d.
+
+    A byte holds eight consecutive context tokens, the first in its lowest bit; the last byte of a head may have bits
+    that mean nothing. `ranges [H,D]` float32 is what each channel spans. `bounds [H+1]`: each head's bytes.
+    """
+
+    planes: Tensor
+    ranges: Tensor
+    bounds: tuple[int, ...]
+
+    @property
+    def bits(self) -> int:
+        """Planes of each dimension."""
+        return self.planes.shape[0] // self.ranges.shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the index."""
+        return self.planes.numel() + self.ranges.numel() * self.ranges.element_size()
+
+    def weights(self, query: Tensor) -> Tensor:
+        """What each row adds to a score where its bit is set: `[H,n,G,bits D]` for `query [H,n,G,D]`."""
+        halves = torch.tensor([2.0 ** -(b + 1) for b in range(self.bits)], device=query.device)
+        scaled = query * self.ranges[:, None, None, :]
+        weights: Tensor = halves[:, None] * scaled.unsqueeze(-2)
+        return weights.flatten(-2)
+
+    def rows(self, head: int, chosen: Tensor) -> Tensor:
+        """Some rows of one head, one byte a bit: `[*, 8 bytes]` uint8 for `chosen [*]`."""
+        part = self.planes[:, self.bounds[head] : self.bounds[head + 1]].index_select(0, chosen.reshape(-1))
+        return _unpacked(part).view(*chosen.shape, -1)
+
+
+def plane_layer(layer: RaggedLayer, prefix: int, bits: int = BITS) -> BitPlanes:
+    """The index of a full layer whose heads begin with `prefix` tokens."""
+    parts, ranges, bounds = [], [], [0]
+    for first, last in pairwise(layer.bounds):
+        keys = layer.keys[first + prefix : last].float()
+        low, high = _span(keys)
+        parts.append(_packed(_codes(keys, low, high - low, bits), bits))
+        ranges.append(high - low)
+        bounds.append(bounds[-1] + parts[-1].shape[1])
+    return BitPlanes(torch.cat(parts, 1), torch.stack(ranges), tuple(bounds))
+
+
+def _span(keys: Tensor) -> tuple[Tensor, Tensor]:
+    if not len(keys):
+        nothing = keys.new_zeros(keys.shape[1])
+        return nothing, nothing
+    return keys.amin(0), keys.amax(0)
+
+
+def _codes(keys: Tensor, low: Tensor, span: Tensor, bits: int) -> Tensor:
+    """Which of 2^bits equal cells of its channel each key lies in: `[L,D]` uint8."""
+    cells = 2**bits
+    share = (keys - low) / span.clamp_min(torch.finfo(torch.float32).tiny)
+    return (share * cells).floor().clamp(0, cells - 1).to(torch.uint8)
+
+
+def _packed(codes: Tensor, bits: int) -> Tensor:
+    """`codes [L,D]` as planes `[bits D, ceil(L / 8)]`."""
+    length, dim = codes.shape
+    padded = torch.nn.functional.pad(codes, (0, 0, 0, -length % 8)).t().reshape(dim, -1, 8)
+    places = torch.arange(8, dtype=torch.uint8, device=codes.device)
+    planes = [(((padded >> (bits - 1 - b)) & 1) << places).sum(2, dtype=torch.uint8) for b in range(bits)]
+    return torch.cat(planes)
+
+
+def _unpacked(packed: Tensor) -> Tensor:
+    """`[rows, bytes]` as `[rows, 8 bytes]` of zeros and ones."""
+    places = torch.arange(8, dtype=torch.uint8, device=packed.device)
+    return ((packed.unsqueeze(-1) >> places) & 1).flatten(-2)

@@ -1,0 +1,68 @@
+"""Low-bit selection: tokens chosen one by one by an index of a few bits a key, the bits that matter to a query first.
+
+Where HSA reads bounds of pages in a few dimensions at full precision and takes whole pages, this reads, of every
+token, the most significant bits of the dimensions where the group's queries weigh most, and takes single tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from kvz.cache.bit_planes import BitPlanes, plane_layer
+from kvz.cache.ragged import RaggedLayer
+from kvz.decode.policies.selection import Selection, Selector, Units, context_lengths, group_mean
+
+__all__ = ["LowBit"]
+
+_PAIR_BITS = 32  # of a dimension of a pair of 16-bit key and value
+
+
+@dataclass(frozen=True, eq=False)
+class _Layer:
+    units: Units
+    index: BitPlanes
+    rows: list[int]
+    read: float
+
+
+class LowBit(Selector):
+    """The share `index` of the budget reads rows of the index, the rest tokens."""
+
+    def __init__(self, budget: int, index: float = 0.5) -> None:
+        super().__init__(budget)
+        self.index = index
+        self._layers: dict[int, _Layer] = {}
+
+    def prepare_layer(self, index: int, layer: RaggedLayer, prefix: int) -> None:
+        lengths, planes = context_lengths(layer, prefix), plane_layer(layer, prefix)
+        dim = layer.keys.shape[1]
+        rows = [0 if n <= self.budget else self.rows_of(n, dim, planes.bits) for n in lengths]
+        paid = [n * r / (_PAIR_BITS * dim) for n, r in zip(lengths, rows, strict=True)]
+        takes = [int(self.budget - p) if r else None for r, p in zip(rows, paid, strict=True)]
+        units = Units.of(layer, prefix, 1, takes)
+        self._layers[index] = _Layer(units, planes, rows, sum(units.takes) + sum(paid))
+
+    def rows_of(self, length: int, dim: int, bits: int) -> int:
+        """Rows of the index that a head of `length` pairs is scored with."""
+        return max(1, min(bits * dim, int(self.index * self.budget * _PAIR_BITS * dim / length)))
+
+    def choose(self, layer: int, query: Tensor, scale: float) -> Selection:
+        held = self._layers[layer]
+        tokens, group = query.shape[1:3]
+        logits = held.units.logits(group, tokens)
+        weights = held.index.weights(query)
+        ordered = weights.abs().sum(2).topk(max(1, *held.rows), dim=2).indices
+        parts = weights.gather(3, ordered.unsqueeze(2).expand(-1, -1, group, -1))
+        for head, rows in enumerate(held.rows):
+            count = held.units.counts[head]
+            if not rows:  # taken whole
+                logits[head, :, :, :count] = 0
+                continue
+            bits = held.index.rows(head, ordered[head, :, :rows]).float()
+            logits[head, :, :, :count] = (parts[head, :, :, :rows] @ bits)[..., :count] * scale
+        return held.units.select(group_mean(logits))
+
+    def read(self, layer: int) -> float:
+        return self._layers[layer].read
