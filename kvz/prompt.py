@@ -16,10 +16,13 @@ from kvz.models.tokenizer import Tokenizer
 __all__ = [
     "Frame",
     "Seam",
+    "Turn",
     "check_instruction",
     "check_part",
     "is_text",
+    "later_ids",
     "make_frame",
+    "make_turn",
     "question_ids",
     "repeat_ids",
     "truncate_ids",
@@ -27,6 +30,7 @@ __all__ = [
 ]
 
 _DOCUMENT, _QUESTION, _ANSWER = "@@kvz:document@@", "@@kvz:question@@", "@@kvz:answer@@"
+_LATER = "@@kvz:later@@"
 _SYSTEM = "@@kvz:system@@"
 _INSTRUCTIONS = {
     "repeat": (
@@ -58,6 +62,18 @@ class Seam:
     after_ids: tuple[int, ...]
     stop_ids: tuple[int, ...]
     stop_texts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What stands around a later question of a conversation: `between_ids` after an answer, `after_ids` at its end.
+
+    The question becomes the ids of `before` + question as plain text between them.
+    """
+
+    between_ids: tuple[int, ...]
+    before: str
+    after_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -93,8 +109,31 @@ def make_frame(tokenizer: Tokenizer, end_ids: frozenset[int], system: str | None
     return Frame("chat", tuple(_prefix_ids(tokenizer, prefix, system)), seam)
 
 
+def make_turn(tokenizer: Tokenizer, seam: Seam) -> Turn:
+    """How a conversation over a context with this seam goes on. Raises ModelError if the template cannot be cut."""
+    if tokenizer.template is None:
+        return Turn((), seam.before, seam.after_ids)
+    messages = [
+        {"role": "user", "content": f"{_DOCUMENT}\n\n{_QUESTION}"},
+        {"role": "assistant", "content": _ANSWER},
+        {"role": "user", "content": _LATER},
+    ]
+    text = _render(tokenizer, messages, add_generation_prompt=True)
+    _, between, after = _cut(text, _ANSWER, _LATER)
+    return Turn(tuple(tokenizer.encode_template(between)), "", tuple(tokenizer.encode_template(after)))
+
+
+def later_ids(tokenizer: Tokenizer, turn: Turn, question: str) -> list[int]:
+    """Ids that follow an answer when `question` is asked next; raises QuestionError if it is blank or not text."""
+    return [*turn.between_ids, *_asked(tokenizer, turn.before, question), *turn.after_ids]
+
+
 def question_ids(tokenizer: Tokenizer, seam: Seam, question: str) -> list[int]:
     """Ids that follow the context when `question` is asked; raises QuestionError if it is blank or not text."""
+    return [*_asked(tokenizer, seam.before, question), *seam.after_ids]
+
+
+def _asked(tokenizer: Tokenizer, before: str, question: str) -> list[int]:
     if not isinstance(question, str):
         raise QuestionError(f"a question is one string, not a {type(question).__name__}; ask several one by one")
     text = question.strip()
@@ -103,7 +142,7 @@ def question_ids(tokenizer: Tokenizer, seam: Seam, question: str) -> list[int]:
     if not is_text(text):
         raise QuestionError("the question is not valid text (it holds bytes that are not UTF-8)")
     try:
-        return tokenizer.encode_plain(seam.before + text) + list(seam.after_ids)
+        return tokenizer.encode_plain(before + text)
     except ModelError as error:
         raise QuestionError(f"the question cannot be asked: {error}") from error
 

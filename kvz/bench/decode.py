@@ -25,8 +25,9 @@ from kvz.bench.machine import describe_machine, read_bandwidth
 from kvz.cache.tail import Tail
 from kvz.cli.console import emit, note
 from kvz.compression import compress_document
-from kvz.decode.policies.dense import DensePolicy
+from kvz.decode.decoding import dense_reading
 from kvz.documents import document_from_text
+from kvz.models.attention import PairStore
 from kvz.models.baseline import TransformersBaseline
 from kvz.models.language_model import LanguageModel, load_model
 from kvz.progress import Progress
@@ -38,14 +39,16 @@ __all__ = ["main"]
 _QUESTION = "What is the agreement number?"
 
 
-class TimedPolicy(DensePolicy):
-    """The dense policy with a stopwatch on attention, the write to the tail included."""
+class TimedStore:
+    """A pair store with a stopwatch on attention, the write to the tail included."""
 
-    seconds = 0.0
+    def __init__(self, store: PairStore) -> None:
+        self.seconds = 0.0
+        self._store = store
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         began = time.perf_counter()
-        out = super().attend(layer, query, key, value, scale)
+        out = self._store.attend(layer, query, key, value, scale)
         self.seconds += time.perf_counter() - began
         return out
 
@@ -57,7 +60,7 @@ class ArchiveSide:
         self._model = model
         self._cache = archive.cache
         self._tail = Tail(model.geometry.shapes, capacity, model.dtype, model.device)
-        self._policy = TimedPolicy(self._cache, self._tail)
+        self._store = TimedStore(dense_reading(self._cache).store(self._tail))
 
     @property
     def kv_bytes(self) -> int:
@@ -65,11 +68,11 @@ class ArchiveSide:
 
     @property
     def attention_seconds(self) -> float:
-        return self._policy.seconds
+        return self._store.seconds
 
     def feed(self, ids: Sequence[int]) -> Tensor:
         start = self._cache.logical_length + self._tail.length
-        logits = self._model.logits(torch.tensor(ids), start, self._policy)
+        logits = self._model.logits(torch.tensor(ids), start, self._store)
         self._tail.advance(len(ids))
         return logits
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from kvz.cache.ragged import RaggedCache
 from kvz.cache.tail import Tail
-from kvz.decode.decoding import DENSE, Reading
-from kvz.decode.policies.sparse import SparsePolicy
+from kvz.decode.archive_store import ArchiveStore
+from kvz.decode.decoding import Reading, dense_reading
 from kvz.models.attention import PairStore
 from kvz.models.language_model import LanguageModel
 from kvz.prompt import Seam, question_ids
@@ -55,27 +55,29 @@ class Reader:
         self._model = model
         self._start = cache.logical_length
         self._tail = Tail(model.geometry.shapes, capacity, model.dtype, model.device)
-        self._policy = (reading or Reading(DENSE, cache, 0, None)).store(self._tail)
-        self._answering = _Answering(self._policy) if isinstance(self._policy, SparsePolicy) else self._policy
+        self._reading = reading or dense_reading(cache)
+        self._question = self._reading.store(self._tail)
+        # Several tokens of an answer in a pass, each of which chooses for itself.
+        self._answer = ArchiveStore(cache, self._tail, self._reading.tokens, self._reading.tokens)
 
     def answer(self, question: list[int], gold: list[int], stop_ids: Sequence[int], limit: int) -> FullAnswer:
         """The greedy answer, an end token included; at most `limit` tokens."""
         self._tail.reset()
-        rows, ids = [self._feed(question, 1, self._policy)], [0]
+        rows, ids = [self._feed(question, 1, self._question)], [0]
         while True:
             ids[-1] = int(rows[-1][0].argmax())
             if ids[-1] in stop_ids or len(ids) == limit:
                 return FullAnswer(question, gold, ids, torch.cat(rows))
-            rows.append(self._feed([ids[-1]], 1, self._answering))
+            rows.append(self._feed([ids[-1]], 1, self._answer))
             ids.append(0)
 
     def agreement(self, full: FullAnswer) -> Agreement:
         """How this cache does on the full cache's answer, and on the gold answer."""
         self._tail.reset()
-        first = self._feed(full.question, 1, self._policy)
-        ours = torch.cat([first, self._feed(full.ids[:-1], len(full.ids) - 1, self._answering)])
+        first = self._feed(full.question, 1, self._question)
+        ours = torch.cat([first, self._feed(full.ids[:-1], len(full.ids) - 1, self._answer)])
         self._tail.truncate(len(full.question))
-        gold = torch.cat([first, self._feed(full.gold[:-1], len(full.gold) - 1, self._answering)])
+        gold = torch.cat([first, self._feed(full.gold[:-1], len(full.gold) - 1, self._answer)])
         chosen = torch.tensor(full.ids)
         same = ours.argmax(1) == chosen
         return Agreement(
@@ -86,11 +88,6 @@ class Reader:
             gold=_mean_of(gold, full.gold),
         )
 
-    @property
-    def pairs_read(self) -> float:
-        """Pairs that each token of an answer read, all told, on average over those fed so far."""
-        return self._policy.pairs_read / max(1, self._policy.steps)
-
     def _feed(self, ids: list[int], count: int, store: PairStore) -> Tensor:
         """Append tokens to the tail; log-probabilities after each of the last `count`, `[count,V]`."""
         if not ids:
@@ -99,16 +96,6 @@ class Reader:
         logits = self._model.last_logits(torch.tensor(ids), at, store, count)
         self._tail.advance(len(ids))
         return logits.log_softmax(1).cpu()
-
-
-class _Answering:
-    """A sparse policy that takes a pass of several tokens for tokens of an answer, each with its own selection."""
-
-    def __init__(self, policy: SparsePolicy) -> None:
-        self._policy = policy
-
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        return self._policy.attend_chosen(layer, query, key, value, scale)
 
 
 def _mean_of(log_probs: Tensor, ids: list[int]) -> float:

@@ -82,8 +82,8 @@ def _span(keys: Tensor) -> tuple[Tensor, Tensor]:
 
 def _codes(keys: Tensor, low: Tensor, span: Tensor, bits: int) -> Tensor:
     """Which of 2^bits equal cells of its channel each key lies in: `[L,D]` uint8."""
-    cells = 2**bits
-    share = (keys - low) / span.clamp_min(torch.finfo(torch.float32).tiny)
+    cells: int = 2**bits
+    share: Tensor = (keys - low) / span.clamp_min(torch.finfo(torch.float32).tiny)
     return (share * cells).floor().clamp(0, cells - 1).to(torch.uint8)
 
 

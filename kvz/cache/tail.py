@@ -34,6 +34,14 @@ class Tail:
         self._keys = [torch.empty(size, dtype=dtype, device=device) for size in sizes]
         self._values = [torch.empty(size, dtype=dtype, device=device) for size in sizes]
 
+    @classmethod
+    def over(cls, keys: list[Tensor], values: list[Tensor]) -> Tail:
+        """An empty tail in the memory of `keys, values [B,H,capacity,D]` of each layer."""
+        tail = cls.__new__(cls)
+        tail.capacity, tail.length = keys[0].shape[2], 0
+        tail._keys, tail._values = keys, values
+        return tail
+
     @property
     def nbytes(self) -> int:
         """Bytes of the pairs held, at the current length."""
@@ -49,6 +57,12 @@ class Tail:
         keys[:, :, self.length : end] = key
         values[:, :, self.length : end] = value
         return keys[:, :, :end], values[:, :, :end]
+
+    def copy_from(self, other: Tail) -> None:
+        """Take over the pairs of another tail of the same shape that is not larger."""
+        self.length = other.length
+        for mine, theirs in zip((*self._keys, *self._values), (*other._keys, *other._values), strict=True):
+            mine[:, :, : self.length] = theirs[:, :, : self.length]
 
     def advance(self, n: int) -> None:
         """Make the last `n` tokens written to every layer count."""

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 from kvz.cache.ragged import RaggedCache
 from kvz.cache.tail import Tail
-from kvz.decode.policies.dense import DensePolicy
+from kvz.decode.archive_store import ArchiveStore
+from kvz.decode.policies.dense import ArchiveReader, DenseReader
 from kvz.decode.policies.exact_topk import ExactTopK
 from kvz.decode.policies.hsa import HSA
 from kvz.decode.policies.lowbit import LowBit
 from kvz.decode.policies.quest import Quest
 from kvz.decode.policies.selection import Selector
 from kvz.decode.policies.sparq import SparQ
-from kvz.decode.policies.sparse import SparsePolicy
+from kvz.decode.policies.sparse import SparseReader
 from kvz.errors import UsageError
 
-__all__ = ["AUTO", "DENSE", "SELECTORS", "Decoding", "Reading"]
+__all__ = ["AUTO", "DENSE", "SELECTORS", "Decoding", "Reading", "dense_reading", "sparse_reading"]
 
 AUTO, DENSE = "auto", "dense"
-_AUTO_SELECTS = "hsa"
+_AUTO_SELECTS = "lowbit"
 _LEAST = 16  # pairs a step: fewer select next to nothing
 
 SELECTORS: dict[str, Callable[..., Selector]] = {
@@ -58,27 +60,44 @@ class Decoding:
     def reading(self, cache: RaggedCache, prefix: int) -> Reading:
         """How an archive is read: sparsely if any head is longer than the budget. Looks at the archive once."""
         if self.budget is None or _longest(cache) - prefix <= self.budget:
-            return Reading(DENSE, cache, prefix, None)
+            return dense_reading(cache)
         name = _AUTO_SELECTS if self.policy == AUTO else self.policy
-        selector = SELECTORS[name](self.budget)
-        selector.prepare(cache, prefix)
-        return Reading(name, cache, prefix, selector)
+        return sparse_reading(name, cache, prefix, SELECTORS[name](self.budget))
 
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """An archive and what was prepared to read it; `policy` names what is really done."""
+    """An archive and how it is read: by `question` for a question's tokens, by `tokens` for those of an answer.
+
+    `policy` names what is really done.
+    """
 
     policy: str
     cache: RaggedCache
-    prefix: int
-    selector: Selector | None
+    question: ArchiveReader
+    tokens: ArchiveReader
 
-    def store(self, tail: Tail) -> DensePolicy:
+    @cached_property
+    def pairs_read(self) -> float:
+        """Pairs that a token of an answer reads, over all layers and heads, with what it takes to choose them."""
+        return sum(self.tokens.read(layer) for layer in range(len(self.cache.layers)))
+
+    def store(self, tail: Tail) -> ArchiveStore:
         """The pair store of one question."""
-        if self.selector is None:
-            return DensePolicy(self.cache, tail)
-        return SparsePolicy(self.cache, tail, self.prefix, self.selector)
+        return ArchiveStore(self.cache, tail, self.question, self.tokens)
+
+
+def dense_reading(cache: RaggedCache) -> Reading:
+    """Every token reads everything."""
+    dense = DenseReader(cache)
+    return Reading(DENSE, cache, dense, dense)
+
+
+def sparse_reading(name: str, cache: RaggedCache, prefix: int, selector: Selector) -> Reading:
+    """The tokens of answers read what `selector`, which is prepared here, chooses for them."""
+    selector.prepare(cache, prefix)
+    dense = DenseReader(cache)
+    return Reading(name, cache, dense, SparseReader(cache, prefix, selector, dense))
 
 
 def _longest(cache: RaggedCache) -> int:

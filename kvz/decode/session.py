@@ -2,55 +2,19 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-
-import torch
-from torch import Tensor
+from collections.abc import Callable
 
 from kvz.cache.ragged import RaggedCache
 from kvz.cache.tail import Tail
-from kvz.decode.decoding import Decoding
-from kvz.decode.policies.dense import DensePolicy
-from kvz.decode.sampling import Sampler, Sampling
-from kvz.decode.text_stream import TextStream
+from kvz.decode.decoding import Decoding, Reading
+from kvz.decode.run import Answer, Growing, Run
+from kvz.decode.sampling import Sampling
 from kvz.defaults import MAX_NEW_TOKENS
 from kvz.errors import QuestionError, UsageError
 from kvz.models.language_model import LanguageModel
 from kvz.prompt import Seam, question_ids
 
 __all__ = ["Answer", "Session", "check_max_new_tokens"]
-
-_QUESTION_CHUNK = 1024  # tokens of a long question that go through the model at a time
-
-
-@dataclass(frozen=True)
-class Answer:
-    """An answer and what it took.
-
-    `stop` is "end" (the model ended it), "length" (max_new_tokens reached) or "full" (no position left). `ids` are the
-    generated ids without the end token. Seconds are wall time: from the question to the first token, and for each
-    token after it (None if there was none). `kv_bytes` are those of archive and tail when the answer was complete.
-    `policy` says how generated tokens read the archive, `pairs_read` how many of its pairs each of them read, over all
-    layers and heads, with what it took to choose them (None if there was no such token).
-    """
-
-    text: str
-    ids: tuple[int, ...]
-    context_tokens: int
-    question_tokens: int
-    stop: str
-    first_token_seconds: float
-    token_seconds: float | None
-    kv_bytes: int
-    policy: str = "dense"
-    pairs_read: float | None = None
-
-    @property
-    def new_tokens(self) -> int:
-        """Tokens generated, the end token not among them."""
-        return len(self.ids)
 
 
 class Session:
@@ -60,16 +24,21 @@ class Session:
         self, model: LanguageModel, cache: RaggedCache, seam: Seam, prefix: int = 0, decoding: Decoding | None = None
     ) -> None:
         """`cache` must come from `model`; `seam` and `prefix` (tokens) are those of the archive."""
-        self._model = model
-        self._cache = cache.to(model.device)
-        self._seam = seam
-        self._reading = (decoding or Decoding()).reading(self._cache, prefix)
+        self.model = model
+        self.cache = cache.to(model.device)
+        self.seam = seam
+        self.prefix = prefix
+        self.reading = self.read(decoding or Decoding())
         self._tail: Tail | None = None
 
     @property
     def policy(self) -> str:
         """How generated tokens read the archive; "dense" also where a budget covers every head."""
-        return self._reading.policy
+        return self.reading.policy
+
+    def read(self, decoding: Decoding) -> Reading:
+        """Another way to read this archive."""
+        return decoding.reading(self.cache, self.prefix)
 
     def ask(
         self,
@@ -82,52 +51,53 @@ class Session:
 
         Raises QuestionError if the question is empty or does not fit into the model's positions.
         """
-        check_max_new_tokens(max_new_tokens)
-        began = time.perf_counter()
-        self._check_size(len(str(question)) // self._model.tokenizer.longest_token, "at least ")
-        ids = question_ids(self._model.tokenizer, self._seam, question)
-        room = self._check_size(len(ids))
-        limit = min(max_new_tokens, room)
-        tail = self._fresh_tail(len(ids) + limit)
-        store = self._reading.store(tail)
-        run = _Run(self._model, store, tail, self._cache.logical_length)
-        text = TextStream(self._model.tokenizer, self._seam.stop_texts)
-        tokens = run.tokens(ids, limit, Sampler(sampling or Sampling()))
-        token: int | None = next(tokens)
-        first = last = time.perf_counter()
-        new: list[int] = []
-        stop = "length" if limit == max_new_tokens else "full"
-        while token is not None:
-            if token in self._seam.stop_ids:
-                stop = "end"
-                break
-            new.append(token)
-            stream(text.push(token))
-            token = None if text.stopped else next(tokens, None)
-            last = time.perf_counter()
-        stream(text.finish())
+        ids = self.ids_of(question)
+        growing = self.growing(len(ids), max_new_tokens, sampling)
+        tail = self._fresh_tail(len(ids) + min(max_new_tokens, self.room(len(ids))))
+        answer = self.answer(ids, growing, tail, self.reading, stream)
         self._tail = tail
+        return answer
+
+    def ids_of(self, question: str) -> list[int]:
+        """Ids of a question as it follows the context; QuestionError if it is empty, or too long for the model."""
+        self.room(len(str(question)) // self.model.tokenizer.longest_token, "at least ")
+        return question_ids(self.model.tokenizer, self.seam, question)
+
+    def growing(self, tokens: int, max_new_tokens: int, sampling: Sampling | None = None, history: int = 0) -> Growing:
+        """An answer to a question of `tokens`; raises QuestionError if no position is left for one."""
+        check_max_new_tokens(max_new_tokens)
+        room = self.room(tokens, history=history)
+        at_limit = "length" if max_new_tokens <= room else "full"
+        return Growing(self.model, self.seam, min(max_new_tokens, room), at_limit, sampling)
+
+    def answer(
+        self, ids: list[int], growing: Growing, tail: Tail, reading: Reading, stream: Callable[[str], None]
+    ) -> Answer:
+        """The answer to a question of `ids`, whose pairs and the answer's go to the end of `tail`."""
+        run = Run(self.model, reading.store(tail), tail, self.cache.logical_length)
+        seconds = run.answer(ids, growing, stream)
         return Answer(
-            text=text.text.strip(),
-            ids=tuple(new),
-            context_tokens=self._cache.logical_length,
+            text=growing.text,
+            ids=tuple(growing.ids),
+            context_tokens=self.cache.logical_length,
             question_tokens=len(ids),
-            stop="end" if text.stopped else stop,
-            first_token_seconds=first - began,
-            token_seconds=(last - first) / run.steps if run.steps else None,
-            kv_bytes=self._cache.nbytes + tail.nbytes,
-            policy=self._reading.policy,
-            pairs_read=store.pairs_read / store.steps if store.steps else None,
+            stop=str(growing.stop),
+            first_token_seconds=seconds[0],
+            token_seconds=seconds[1],
+            kv_bytes=self.cache.nbytes + tail.nbytes,
+            policy=reading.policy,
+            pairs_read=None if seconds[1] is None else reading.pairs_read,
         )
 
-    def _check_size(self, tokens: int, measure: str = "") -> int:
+    def room(self, tokens: int, measure: str = "", history: int = 0) -> int:
         """Positions left for an answer after a question of so many tokens; QuestionError if there are none."""
-        positions = self._model.geometry.max_positions
-        left = positions - self._cache.logical_length
+        positions = self.model.geometry.max_positions
+        left = positions - self.cache.logical_length - history
         if tokens >= left:
+            talk = f" and {history} tokens of conversation" if history else ""
             raise QuestionError(
                 f"the question is {measure}{tokens} tokens and only {left} of the model's {positions} positions are "
-                f"left after the context of {self._cache.logical_length}; ask something shorter"
+                f"left after the context of {self.cache.logical_length}{talk}; ask something shorter"
             )
         return left - tokens
 
@@ -141,40 +111,10 @@ class Session:
             tail.reset()
             return tail
         del tail  # freed before a larger one is allocated
-        return Tail(self._model.geometry.shapes, tokens, self._model.dtype, self._model.device)
+        return Tail(self.model.geometry.shapes, tokens, self.model.dtype, self.model.device)
 
 
 def check_max_new_tokens(count: int) -> None:
     """Raise UsageError unless `count` is a length that an answer can have."""
     if count < 1:
         raise UsageError(f"max new tokens {count}: give 1 or more")
-
-
-class _Run:
-    """One question's way through the model; `steps` counts the tokens fed back one by one."""
-
-    def __init__(self, model: LanguageModel, policy: DensePolicy, tail: Tail, logical_length: int) -> None:
-        self.steps = 0
-        self._model = model
-        self._policy = policy
-        self._tail = tail
-        self._logical_length = logical_length
-
-    def tokens(self, ids: list[int], limit: int, sampler: Sampler) -> Iterator[int]:
-        """At most `limit` tokens after the question `ids`, each chosen when it is asked for."""
-        logits = self._feed(ids)
-        for count in range(1, limit + 1):
-            token = sampler.choose(logits)
-            yield token
-            if count < limit:
-                self.steps += 1
-                logits = self._feed([token])
-
-    def _feed(self, ids: list[int]) -> Tensor:
-        """Append tokens to the tail; logits after the last one, `[vocabulary]` float32."""
-        size = _QUESTION_CHUNK - (len(ids) % _QUESTION_CHUNK == 1)  # a last part of one would pass for a new token
-        for start in range(0, len(ids), size):
-            part = torch.tensor(ids[start : start + size])
-            logits = self._model.logits(part, self._logical_length + self._tail.length, self._policy)
-            self._tail.advance(len(part))
-        return logits

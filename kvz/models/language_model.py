@@ -70,6 +70,14 @@ class LanguageModel:
         return logits
 
     @torch.inference_mode()
+    def step(self, ids: Tensor, positions: Tensor, store: PairStore) -> Tensor:
+        """Logits after one token each of B sequences, `ids, positions [B]`: `[B, vocabulary]` float32."""
+        inputs = self._inputs(ids, 0, store)
+        inputs |= {"input_ids": ids.to(self.device)[:, None], "position_ids": positions.to(self.device)[:, None]}
+        logits: Tensor = self.network(**inputs).logits[:, 0].float()
+        return logits
+
+    @torch.inference_mode()
     def fill(self, ids: Tensor, start: int, store: PairStore) -> None:
         """The same pass for what it does to the store alone: the vocabulary's head is not run."""
         body: nn.Module = self.network.base_model  # type: ignore[assignment]

@@ -41,9 +41,9 @@ def test_a_budget_larger_than_the_archive_is_dense(archive, tiny, policy):
 
 def test_auto_selects_only_with_a_budget(archive, tiny):
     assert archive.session(tiny, Decoding()).policy == "dense"
-    assert archive.session(tiny, Decoding(budget=32)).policy == "hsa"
+    assert archive.session(tiny, Decoding(budget=32)).policy == "lowbit"
     archive.session(tiny, Decoding(budget=32))
-    assert archive.ask("Who?", 3).policy == "hsa"  # the session made last
+    assert archive.ask("Who?", 3).policy == "lowbit"  # the session made last
 
 
 def test_sliding_layers_are_read_as_they_are(tmp_path):

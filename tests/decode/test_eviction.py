@@ -7,7 +7,7 @@ import torch
 
 from kvz.cache.ragged import evict
 from kvz.cache.tail import Tail
-from kvz.decode.policies.dense import DensePolicy
+from kvz.decode.decoding import dense_reading
 from kvz.models.language_model import LanguageModel, load_model
 from kvz.models.prefill import prefill
 from kvz.scoring.allocation import Demand, Nonuniform, select
@@ -31,7 +31,7 @@ def test_physical_eviction_equals_masking(tmp_path, family, ratio, question):
     kept = select(torch.rand(len(rows), CONTEXT, generator=generator) ** 4, demand, Nonuniform())
     masked = MaskedStore(copy_of(full), kept, model.geometry, PREFIX)
     tail = Tail(model.geometry.shapes, question + 6, model.dtype, model.device)
-    policy = DensePolicy(evict(full, kept, model.geometry, PREFIX), tail)
+    policy = dense_reading(evict(full, kept, model.geometry, PREFIX)).store(tail)
     new, start = ids[PREFIX + CONTEXT :], PREFIX + CONTEXT
     for part in (new[:question], *new[question:].split(1)):  # the question, then six tokens one by one
         at = start + tail.length
@@ -46,7 +46,7 @@ def test_a_second_question_part_attends_the_first_causally(tiny: LanguageModel):
     for split in ([40], [7, 33], [1, 38, 1]):
         full = prefill(tiny, ids[:50].tolist())
         tail = Tail(tiny.geometry.shapes, 40, tiny.dtype, tiny.device)
-        policy = DensePolicy(evict(full, torch.ones(6, 50, dtype=torch.bool), tiny.geometry, 0), tail)
+        policy = dense_reading(evict(full, torch.ones(6, 50, dtype=torch.bool), tiny.geometry, 0)).store(tail)
         for part in ids[50:].split(split):
             logits = tiny.logits(part, 50 + tail.length, policy)
             tail.advance(len(part))

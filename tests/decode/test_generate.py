@@ -83,10 +83,10 @@ torch.save(first_logits(kvz.load(sys.argv[1]), kvz.load_model(sys.argv[2], "cpu"
 def first_logits(archive: Archive, model: LanguageModel) -> torch.Tensor:
     """Logits after a question of many tokens and after two more tokens, `[3, vocabulary]`."""
     from kvz.cache.tail import Tail
-    from kvz.decode.policies.dense import DensePolicy
+    from kvz.decode.decoding import dense_reading
 
     tail = Tail(model.geometry.shapes, 60, model.dtype, model.device)
-    policy, rows = DensePolicy(archive.cache, tail), []
+    policy, rows = dense_reading(archive.cache).store(tail), []
     for part in (question_ids(model.tokenizer, seam_of(archive.manifest), "Who keeps the ledger?"), [7], [9]):
         rows.append(model.logits(torch.tensor(part), archive.cache.logical_length + tail.length, policy))
         tail.advance(len(part))

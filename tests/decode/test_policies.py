@@ -13,14 +13,14 @@ from kvz.cache.bit_planes import BITS, plane_layer
 from kvz.cache.pages import page_layer
 from kvz.cache.ragged import RaggedCache, RaggedLayer
 from kvz.cache.tail import Tail
-from kvz.decode.policies.dense import DensePolicy
+from kvz.decode.archive_store import ArchiveStore
+from kvz.decode.decoding import dense_reading, sparse_reading
 from kvz.decode.policies.exact_topk import ExactTopK
 from kvz.decode.policies.hsa import HSA
 from kvz.decode.policies.lowbit import LowBit
 from kvz.decode.policies.quest import Quest
 from kvz.decode.policies.selection import Selection, Selector, Units
 from kvz.decode.policies.sparq import SparQ
-from kvz.decode.policies.sparse import SparsePolicy
 from kvz.geometry import LayerShape
 from tests.reference import attention64
 
@@ -146,17 +146,17 @@ def test_sparq_and_exact_topk_equal_their_formulas(group):
 
 
 @pytest.mark.parametrize("group", GROUPS)
-@pytest.mark.parametrize("share", [0.1, 0.4, 1.0])
-def test_lowbit_equals_its_formula(group, share):
+@pytest.mark.parametrize(("average", "share"), [(4, 0.1), (1.5, 0.4), (4, 1.0)])
+def test_lowbit_equals_its_formula(group, average, share):
     """Codes, rows and scores written out: the rows of bits with the largest sum of |q| range / 2^(b+1)."""
     torch.manual_seed(3)
     layer, q, budget = ragged([200, 41]), torch.randn(2, 2, group, 16), 40
-    seen, selection = scored(LowBit(budget, share), layer, q)
+    seen, selection = scored(LowBit(budget, average, share), layer, q)
     for head, length in ((0, 200), (1, 41)):
         keys, qd = context(layer, head), q[head, 1].double()
         low, span = keys.amin(0), keys.amax(0) - keys.amin(0)
         codes = ((keys - low) / span * 2**BITS).floor().clamp(0, 2**BITS - 1).long()
-        rows = max(1, min(16 * BITS, int(share * budget * 32 * 16 / length)))
+        rows = min(int(16 * average), int(share * budget * 32 * 16 / length))
         gains = {(b, d): float((qd[:, d].abs() * span[d]).sum()) / 2 ** (b + 1) for b in range(BITS) for d in range(16)}
         approximate = torch.zeros(group, length, dtype=torch.float64)
         for b, d in sorted(gains, key=lambda row: -gains[row])[:rows]:
@@ -216,7 +216,7 @@ def test_what_each_selector_pays():
         selector.prepare(RaggedCache((layer,), 300), PREFIX)
         assert selector.read(0) == pytest.approx(pairs), kind
     for share in (0.1, 0.3, 0.9):
-        selector = LowBit(40, share)
+        selector = LowBit(40, 4, share)
         selector.prepare(RaggedCache((layer,), 300), PREFIX)
         assert 30 + 2 * 38 < selector.read(0) <= 30 + 2 * 40
 
@@ -236,7 +236,7 @@ def test_pages_bound_their_tokens_and_no_others(lengths, size, seed):
             assert torch.equal(part.amin(0), lower[:, page])
 
 
-def run(policy: DensePolicy, tail: Tail, parts: list[torch.Tensor], heads: int, group: int) -> list[torch.Tensor]:
+def run(policy: ArchiveStore, tail: Tail, parts: list[torch.Tensor], heads: int, group: int) -> list[torch.Tensor]:
     """Attention outputs of a question and of tokens after it, the same random inputs for every policy."""
     outs = []
     for part in parts:
@@ -256,11 +256,8 @@ def test_a_budget_that_covers_everything_is_dense_bit_for_bit(kind, group):
     outs = []
     for selector in (kind(50), None):
         tail = Tail([LayerShape(heads, 16)], 20, torch.float32, torch.device("cpu"))
-        policy = DensePolicy(cache, tail)
-        if selector is not None:
-            selector.prepare(cache, PREFIX)
-            policy = SparsePolicy(cache, tail, PREFIX, selector)
-        outs.append(run(policy, tail, parts, heads, group))
+        reading = dense_reading(cache) if selector is None else sparse_reading("x", cache, PREFIX, selector)
+        outs.append(run(reading.store(tail), tail, parts, heads, group))
     assert all(torch.equal(a, b) for a, b in zip(*outs, strict=True))
 
 
@@ -269,12 +266,11 @@ def test_sparse_attention_is_exact_over_prefix_choice_and_tail(group):
     """Float64 attention over exactly those pairs; a short head is attended whole."""
     heads, layer = 2, ragged([120, 10])
     cache, selector = RaggedCache((layer,), 200), HSA(24, 4)
-    selector.prepare(cache, PREFIX)
+    reading = sparse_reading("hsa", cache, PREFIX, selector)
     tail = Tail([LayerShape(heads, 16)], 20, torch.float32, torch.device("cpu"))
-    policy = SparsePolicy(cache, tail, PREFIX, selector)
     torch.manual_seed(4)
     parts = [torch.randn(heads * (group + 2), n, 16) for n in (5, 1)]
-    _, got = run(policy, tail, parts, heads, group)
+    _, got = run(reading.store(tail), tail, parts, heads, group)
     q = parts[1][: heads * group, 0].view(heads, group, 16)
     for head in range(heads):
         first, last = layer.bounds[head], layer.bounds[head + 1]
@@ -287,18 +283,17 @@ def test_sparse_attention_is_exact_over_prefix_choice_and_tail(group):
         want, _ = attention64(q[head], torch.cat([keys, own[0]]), torch.cat([values, own[1]]), 0.25)
         torch.testing.assert_close(got[0, 0, head * group : (head + 1) * group].double(), want, rtol=1e-5, atol=1e-6)
     dims = int(16 * 4 * 24 / 120)
-    assert policy.steps == 1
-    assert policy.pairs_read == PREFIX + 12 + 30 * dims / 32 + (PREFIX + 10)
+    assert reading.pairs_read == PREFIX + 12 + 30 * dims / 32 + (PREFIX + 10)
 
 
 def test_sparq_spreads_what_it_did_not_read_over_the_mean_value():
     layer = ragged([90])
     cache, selector = RaggedCache((layer,), 100), SparQ(16)
-    selector.prepare(cache, PREFIX)
+    reading = sparse_reading("sparq", cache, PREFIX, selector)
     tail = Tail([LayerShape(1, 16)], 4, torch.float32, torch.device("cpu"))
     torch.manual_seed(5)
     part = torch.randn(4, 1, 16)
-    [got] = run(SparsePolicy(cache, tail, PREFIX, selector), tail, [part], 1, 2)
+    [got] = run(reading.store(tail), tail, [part], 1, 2)
     q, keys, values = part[:2, 0], layer.keys[PREFIX:].double(), layer.values[PREFIX:].double()
     chosen = selector.choose(0, q[None, None], 0.25)
     rows = rows_of(layer, chosen, 0, 0)

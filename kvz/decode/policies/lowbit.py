@@ -28,11 +28,16 @@ class _Layer:
 
 
 class LowBit(Selector):
-    """The share `index` of the budget reads rows of the index, the rest tokens."""
+    """A part of the budget reads rows of the index, the rest tokens.
 
-    def __init__(self, budget: int, index: float = 0.5) -> None:
+    The index gets `bits` a dimension on average, more where the query weighs more, as long as that takes no more than
+    the share `most` of the budget: both found by measurement (docs/methods.md).
+    """
+
+    def __init__(self, budget: int, bits: float = 1.5, most: float = 0.4) -> None:
         super().__init__(budget)
-        self.index = index
+        self.bits = bits
+        self.most = most
         self._layers: dict[int, _Layer] = {}
 
     def prepare_layer(self, index: int, layer: RaggedLayer, prefix: int) -> None:
@@ -46,7 +51,8 @@ class LowBit(Selector):
 
     def rows_of(self, length: int, dim: int, bits: int) -> int:
         """Rows of the index that a head of `length` pairs is scored with."""
-        return max(1, min(bits * dim, int(self.index * self.budget * _PAIR_BITS * dim / length)))
+        affordable = int(self.most * self.budget * _PAIR_BITS * dim / length)
+        return max(1, min(bits * dim, affordable, int(self.bits * dim)))
 
     def choose(self, layer: int, query: Tensor, scale: float) -> Selection:
         held = self._layers[layer]

@@ -1,0 +1,99 @@
+"""A conversation: several turns over one archive, what was said before staying in the tail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kvz.cache.tail import Tail
+from kvz.decode.decoding import Decoding
+from kvz.decode.run import Answer, Growing
+from kvz.decode.sampling import Sampling
+from kvz.decode.session import Session
+from kvz.defaults import MAX_NEW_TOKENS
+from kvz.prompt import later_ids, make_turn
+
+__all__ = ["Conversation"]
+
+_CAPACITY = 512  # tokens of a new tail; it grows as the conversation does
+
+
+class Conversation:
+    """Turns that follow each other. The archive is never changed; `reset` returns to it.
+
+    `history` counts the tokens of all turns so far, `turns` their questions.
+    """
+
+    def __init__(self, session: Session) -> None:
+        """Raises ModelError if the model's chat template cannot be cut between two turns."""
+        self.turns = 0
+        self._session = session
+        self._turn = make_turn(session.model.tokenizer, session.seam)
+        self._reading = session.reading
+        self._tail = self._new_tail(_CAPACITY)
+        self._unread: list[int] = []  # the end of the last answer that did not go through the model
+
+    @property
+    def history(self) -> int:
+        """Tokens of the conversation so far, questions and answers."""
+        return self._tail.length + len(self._unread)
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of archive and history."""
+        return self._session.cache.nbytes + self._tail.nbytes
+
+    @property
+    def policy(self) -> str:
+        """How the tokens of answers read the archive."""
+        return self._reading.policy
+
+    def read(self, decoding: Decoding) -> None:
+        """Read the archive in another way from the next turn on."""
+        self._reading = self._session.read(decoding)
+
+    def reset(self) -> None:
+        """Forget all turns."""
+        self._tail.reset()
+        self._unread = []
+        self.turns = 0
+
+    def ask(
+        self,
+        question: str,
+        max_new_tokens: int = MAX_NEW_TOKENS,
+        sampling: Sampling | None = None,
+        stream: Callable[[str], None] = lambda piece: None,
+    ) -> Answer:
+        """Answer the next turn; what an exception interrupts counts as far as it was said.
+
+        Raises QuestionError if the question is empty, or if it and the turns before leave no position for an answer.
+        """
+        session, before = self._session, self._tail.length
+        ids = session.ids_of(question)
+        if self.turns:
+            ids = self._unread + later_ids(session.model.tokenizer, self._turn, question)
+        growing = session.growing(len(ids), max_new_tokens, sampling, history=before)
+        self._reserve(before + len(ids) + min(max_new_tokens, session.room(len(ids), history=before)))
+        try:
+            return session.answer(ids, growing, self._tail, self._reading, stream)
+        finally:
+            self._close(growing, before, len(ids))
+
+    def _close(self, growing: Growing, before: int, asked: int) -> None:
+        """Note which tokens of the answer are in the tail; a question that is not is taken back."""
+        read = self._tail.length - before - asked
+        if read < 0 or not growing.ids:
+            self._tail.truncate(before)
+            return
+        self._unread = growing.ids[read:]
+        self.turns += 1
+
+    def _reserve(self, tokens: int) -> None:
+        if tokens > self._tail.capacity:
+            grown = self._new_tail(max(tokens, 2 * self._tail.capacity))
+            grown.copy_from(self._tail)
+            self._tail = grown
+
+    def _new_tail(self, tokens: int) -> Tail:
+        model = self._session.model
+        return Tail(model.geometry.shapes, tokens, model.dtype, model.device)
