@@ -32,7 +32,8 @@ from kvz.progress import Progress, Timings
 from kvz.prompt import Frame, make_frame, truncate_ids
 from kvz.recipe import Recipe, make_recipe
 from kvz.scoring.allocation import Allocation, select
-from kvz.scoring.method import Context, ScoringMethod
+from kvz.scoring.budget import Budget
+from kvz.scoring.method import Context, ScoringMethod, Setting
 from kvz.version import __version__
 
 __all__ = ["compress", "compress_document"]
@@ -115,7 +116,7 @@ def compress_document(source: Document, model: LanguageModel, recipe: Recipe, pr
             kept = select(scores, demand, recipe.allocation)
         cache = evict(full, kept, model.geometry, len(frame.prefix_ids), lambda layer: progress.advance(1))
     progress.finish()
-    manifest = _manifest(source, model, recipe, frame, len(ids), dropped, kept)
+    manifest = _manifest(source, model, recipe, frame, len(ids), dropped, kept, demand.budget)
     token_ids = torch.tensor(prompt, dtype=torch.int32) if recipe.include_text else None
     return Archive(manifest, cache, token_ids, timings.seconds, model)
 
@@ -179,16 +180,24 @@ def _too_long(tokens: str, positions: int, around: int) -> DocumentError:
     )
 
 
-def _parameters(recipe: Recipe, model: LanguageModel) -> dict[str, int | float | str | None]:
+def _parameters(recipe: Recipe, model: LanguageModel, frame: Frame, length: int) -> dict[str, int | float | str | None]:
     """The method's parameters as the manifest has them: a question is a text, which may be left out."""
-    parameters = {**recipe.method.parameters(), **recipe.method.provenance(model)}
+    setting = Setting(model, frame, length, recipe.budget.of(1, length))
+    parameters = {**recipe.method.parameters(), **recipe.method.provenance(setting, recipe.budget)}
     if not recipe.include_text and parameters.get("query"):
         parameters["query"] = "(left out)"
     return parameters
 
 
 def _manifest(
-    source: Document, model: LanguageModel, recipe: Recipe, frame: Frame, tokens: int, dropped: int, kept: Tensor
+    source: Document,
+    model: LanguageModel,
+    recipe: Recipe,
+    frame: Frame,
+    tokens: int,
+    dropped: int,
+    kept: Tensor,
+    budget: Budget,
 ) -> Manifest:
     of_rows, geometry = kept.sum(1).tolist(), model.geometry
     counts = tuple(tuple(of_rows[geometry.rows(layer)]) for layer in range(geometry.layers))
@@ -222,11 +231,11 @@ def _manifest(
         ),
         compression=CompressionInfo(
             method=recipe.method.name,
-            parameters=_parameters(recipe, model),
+            parameters=_parameters(recipe, model, frame, tokens),
             allocation=recipe.allocation.name,
             allocation_parameters={**recipe.allocation.parameters(), **recipe.guarantees()},
-            ratio=recipe.budget.ratio,
-            budget=recipe.budget.tokens,
+            ratio=budget.ratio,
+            budget=budget.tokens,
             pairs_kept=int(kept.sum()),
             pairs_total=kept.numel(),
             kept=counts,

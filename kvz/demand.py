@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -46,11 +46,14 @@ class _Asked:
     frame: Frame
     spans: Tensor
 
-    def demand(self, budget: Budget) -> Demand:
-        """The demand with `budget` in place of the recipe's; what a method protects may depend on it."""
+    def demand(self, given: Budget) -> Demand:
+        """The demand with the budget `given` in place of the recipe's; what a method protects may depend on it."""
         length = self.spans.shape[0]
         protected = self.spans.clone()
-        for start, end in self.recipe.method.protect(Setting(self.model, self.frame, length, budget.of(1, length))):
+        method = self.recipe.method
+        setting = Setting(self.model, self.frame, length, given.of(1, length))
+        budget = method.kept(given, setting)
+        for start, end in method.protect(replace(setting, per_head=budget.of(1, length))):
             protected[start:end] = True
         protected[max(0, length - self.recipe.keep_recent) :] = True
         return Demand(budget, self.model.geometry.row_layers, protected)

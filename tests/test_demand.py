@@ -31,7 +31,7 @@ def test_the_least_budget_named_is_the_least_that_works(
 ) -> None:
     wanted = {"method": method, "allocation": allocation, "protect": SPANS, "keep_recent": 7}
     given = 0.001 if kind == "ratio" else 2
-    with pytest.raises(BudgetTooSmall, match=rf"^{kind} {given} is too small .* -r 1 keeps everything") as caught:
+    with pytest.raises(BudgetTooSmall, match=rf"^{kind} {given} is too small: .* -r 1 keeps everything") as caught:
         check(tiny, **wanted, **{kind: given})
     [named] = re.findall(r"the least is ([\d.]+);", str(caught.value))
     least = float(named) if kind == "ratio" else int(named)

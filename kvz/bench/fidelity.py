@@ -10,33 +10,36 @@ import argparse
 import json
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from kvz.bench.documents import EXAMPLES
+from kvz.bench.contexts import (
+    ReadContext,
+    add_data_options,
+    described,
+    pruned,
+    read_context,
+    readings_of,
+    rounded,
+    shown,
+)
 from kvz.bench.fidelity_report import markdown, report
-from kvz.bench.full_answers import FullAnswer, Reader, ask_full
+from kvz.bench.full_answers import Reader
 from kvz.bench.machine import describe_machine
 from kvz.bench.pages import fill_place
-from kvz.bench.readings import Reading, read_articles, read_examples
-from kvz.cache.ragged import RaggedCache, survivors
 from kvz.cli.console import emit, note
 from kvz.demand import demand_of
 from kvz.errors import UsageError
 from kvz.models.language_model import LanguageModel, load_model
-from kvz.models.prefill import prefill
-from kvz.prompt import make_frame
 from kvz.recipe import make_recipe
 from kvz.scoring.allocation import select
-from kvz.scoring.method import Context
 
 __all__ = ["main"]
 
 RATIOS = (0.7, 0.5, 0.3, 0.2, 0.1)
-_MOST_REPLAYED = 512  # tokens: more than any method's window
 
 ONE_QUESTION = "snapkv, one question"
 SPECS: dict[str, dict[str, Any]] = {
@@ -59,24 +62,10 @@ SPECS: dict[str, dict[str, Any]] = {
 """What is measured: a name, and the recipe's options. The others are compared with "kvzip"."""
 
 
-@dataclass(frozen=True, eq=False)
-class Read:
-    """A context that has been prefilled, and the full cache's answers."""
-
-    reading: Reading
-    context: Context
-    answers: list[FullAnswer]
-    prefill_seconds: float
-    full_bytes: int
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print; `--json FILE` keeps every question's numbers, `--from FILE` prints those of a run before."""
     parser = argparse.ArgumentParser(prog="scripts/bench fidelity", description=__doc__)
-    parser.add_argument("--data", type=Path, default=None, help="articles in SQuAD v1.1's layout; default the examples")
-    parser.add_argument("--articles", default="0:", help="which of them, as a slice (default all)")
-    parser.add_argument("--together", type=int, default=2, help="articles joined into one context (default 2)")
-    parser.add_argument("--questions", type=int, default=6, help="questions of each article or example (default 6)")
+    add_data_options(parser)
     parser.add_argument("--methods", default=None, help=f"names, separated by ';', of: {'; '.join(SPECS)}")
     parser.add_argument("--ratios", default=",".join(map(str, RATIOS)), help="shares kept (default %(default)s)")
     parser.add_argument("--model", default=None, help="as kvz -m; default the embedded model")
@@ -100,18 +89,18 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     if unknown := [name for name in names if name not in SPECS]:
         raise UsageError(f"no method {unknown[0]!r} to measure; there are: {'; '.join(SPECS)}")
     ratios = [float(ratio) for ratio in options.ratios.split(",")]
-    readings = _readings(options)
+    readings = readings_of(options)
     model = load_model(options.model, "auto", "float32", note)
     cells: list[dict[str, Any]] = []
     for number, reading in enumerate(readings):
-        read = _read(model, reading)
+        read = read_context(model, reading)
         note(f"{number + 1}/{len(readings)} {reading.name}: {len(read.context.ids)} tokens")
         for name in names:
             cells += [{"context": number, "method": name, **cell} for cell in _cells(model, read, SPECS[name], ratios)]
     return {
         "machine": describe_machine(),
-        "model": _shown(model.source.id),
-        "data": f"{options.data.name}, articles {options.articles}" if options.data else "examples",
+        "model": shown(model.source.id),
+        "data": described(options),
         "contexts": [reading.name for reading in readings],
         "questions": sum(len(reading.questions) for reading in readings),
         "ratios": ratios,
@@ -119,36 +108,10 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _readings(options: argparse.Namespace) -> list[Reading]:
-    if options.data is None:
-        return read_examples(EXAMPLES, options.questions)
-    first, _, last = options.articles.partition(":")
-    return read_articles(options.data, int(first or 0), int(last or 2**31), options.together, options.questions)
-
-
 @torch.inference_mode()
-def _read(model: LanguageModel, reading: Reading) -> Read:
-    frame = make_frame(model.tokenizer, model.end_ids)
-    ids = model.tokenizer.encode_plain(reading.text)
-    began = time.perf_counter()
-    full = prefill(model, [*frame.prefix_ids, *ids], slack=_MOST_REPLAYED)
-    seconds = time.perf_counter() - began
-    context = Context(frame, tuple(ids), full)
-    everything = torch.ones(model.geometry.rows_total, len(ids), dtype=torch.bool)
-    whole = _pruned(model, context, everything)
-    answers = ask_full(model, whole, frame.seam, reading.questions)
-    return Read(reading, context, answers, seconds, whole.nbytes)
-
-
-def _pruned(model: LanguageModel, context: Context, kept: torch.Tensor) -> RaggedCache:
-    """What `evict` makes, but the full cache stays: it is evicted from again and again."""
-    full, geometry = context.cache, model.geometry
-    layers = (survivors(full, index, kept[geometry.rows(index)], context.prefix) for index in range(full.layers))
-    return RaggedCache(tuple(layers), full.length)
-
-
-@torch.inference_mode()
-def _cells(model: LanguageModel, read: Read, spec: dict[str, Any], ratios: list[float]) -> Iterator[dict[str, Any]]:
+def _cells(
+    model: LanguageModel, read: ReadContext, spec: dict[str, Any], ratios: list[float]
+) -> Iterator[dict[str, Any]]:
     """One method's numbers at each ratio."""
     if spec is SPECS[ONE_QUESTION]:
         spec = {**spec, "query": read.reading.questions[0][0]}
@@ -165,10 +128,10 @@ def _cells(model: LanguageModel, read: Read, spec: dict[str, Any], ratios: list[
             scores = recipe.method.score(model, read.context, lambda tokens: None)
             seconds = time.perf_counter() - began
         began = time.perf_counter()
-        cache = _pruned(model, read.context, select(scores, demand, recipe.allocation))
+        cache = pruned(model, read.context, select(scores, demand, recipe.allocation))
         evict_seconds = time.perf_counter() - began
         reader = Reader(model, cache)
-        asked = [_rounded(asdict(reader.agreement(answer))) for answer in read.answers]
+        asked = [rounded(asdict(reader.agreement(answer))) for answer in read.answers]
         yield {
             "ratio": ratio,
             "bytes": cache.nbytes,
@@ -177,16 +140,6 @@ def _cells(model: LanguageModel, read: Read, spec: dict[str, Any], ratios: list[
             "prefill_seconds": round(read.prefill_seconds, 3),
             "asked": asked,
         }
-
-
-def _shown(model: str) -> str:
-    """A model's name without the folders of the machine that it was measured on."""
-    return Path(model).name if Path(model).exists() else model
-
-
-def _rounded(measures: dict[str, float]) -> dict[str, float]:
-    """To what a file needs: six decimals."""
-    return {name: round(value, 6) for name, value in measures.items()}
 
 
 if __name__ == "__main__":

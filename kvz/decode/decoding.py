@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 
 from kvz.cache.ragged import RaggedCache
@@ -15,30 +14,23 @@ from kvz.decode.policies.exact_topk import ExactTopK
 from kvz.decode.policies.hsa import HSA
 from kvz.decode.policies.lowbit import LowBit
 from kvz.decode.policies.quest import Quest
+from kvz.decode.policies.rocket_mt import FirstStage, SecondStage
 from kvz.decode.policies.selection import Selector
 from kvz.decode.policies.sparq import SparQ
 from kvz.decode.policies.sparse import SparseReader
 from kvz.errors import UsageError
 
-__all__ = ["AUTO", "DENSE", "SELECTORS", "Decoding", "Reading", "dense_reading", "sparse_reading"]
+__all__ = ["AUTO", "DENSE", "POLICIES", "Decoding", "Reading", "dense_reading", "sparse_reading"]
 
 AUTO, DENSE = "auto", "dense"
 _AUTO_SELECTS = "lowbit"
 _LEAST = 16  # pairs a step: fewer select next to nothing
-
-SELECTORS: dict[str, Callable[..., Selector]] = {
-    "hsa": HSA,
-    "lowbit": LowBit,
-    "quest": Quest,
-    "sparq": SparQ,
-    "exact-topk": ExactTopK,
-}
-"""The sparse policies by name. A new one is one file in `policies/` and one line here."""
+Maker = Callable[[str, RaggedCache, int, int], "Reading"]
 
 
 @dataclass(frozen=True)
 class Decoding:
-    """A `policy` ("auto", "dense" or one of SELECTORS), and the `budget` of a sparse one, in pairs a head and step.
+    """A `policy` ("auto", "dense" or one of POLICIES), and the `budget` of a sparse one, in pairs a head and step.
 
     "auto" is dense without a budget. Raises UsageError for a policy that does not exist, a budget that is too small, a
     sparse policy without a budget, and a budget with "dense".
@@ -48,11 +40,11 @@ class Decoding:
     budget: int | None = None
 
     def __post_init__(self) -> None:
-        if self.policy not in (AUTO, DENSE, *SELECTORS):
-            raise UsageError(f"no policy '{self.policy}'; there are: {', '.join((AUTO, DENSE, *SELECTORS))}")
+        if self.policy not in (AUTO, DENSE, *POLICIES):
+            raise UsageError(f"no policy '{self.policy}'; there are: {', '.join((AUTO, DENSE, *POLICIES))}")
         if self.policy == DENSE and self.budget is not None:
             raise UsageError("policy 'dense' reads every pair; leave the budget out")
-        if self.policy in SELECTORS and self.budget is None:
+        if self.policy in POLICIES and self.budget is None:
             raise UsageError(f"policy '{self.policy}' needs a budget: pairs of each head to read in a step (--budget)")
         if self.budget is not None and self.budget < _LEAST:
             raise UsageError(f"a budget of {self.budget} pairs a step selects next to nothing: give {_LEAST} or more")
@@ -62,7 +54,7 @@ class Decoding:
         if self.budget is None or _longest(cache) - prefix <= self.budget:
             return dense_reading(cache)
         name = _AUTO_SELECTS if self.policy == AUTO else self.policy
-        return sparse_reading(name, cache, prefix, SELECTORS[name](self.budget))
+        return POLICIES[name](name, cache, prefix, self.budget)
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +69,12 @@ class Reading:
     question: ArchiveReader
     tokens: ArchiveReader
 
-    @cached_property
+    @property
+    def batched(self) -> bool:
+        """Whether several questions can be answered side by side: not if each changes how the archive is read."""
+        return not isinstance(self.question, FirstStage)
+
+    @property
     def pairs_read(self) -> float:
         """Pairs that a token of an answer reads, over all layers and heads, with what it takes to choose them."""
         return sum(self.tokens.read(layer) for layer in range(len(self.cache.layers)))
@@ -98,6 +95,27 @@ def sparse_reading(name: str, cache: RaggedCache, prefix: int, selector: Selecto
     selector.prepare(cache, prefix)
     dense = DenseReader(cache)
     return Reading(name, cache, dense, SparseReader(cache, prefix, selector, dense))
+
+
+def rocket_mt_reading(name: str, cache: RaggedCache, prefix: int, budget: int) -> Reading:
+    """Each question says what the tokens of its answer may choose from."""
+    first = FirstStage(cache, prefix, budget, DenseReader(cache))
+    return Reading(name, cache, first, SecondStage(first, prefix, budget))
+
+
+def _chosen_by(selector: Callable[[int], Selector]) -> Maker:
+    return lambda name, cache, prefix, budget: sparse_reading(name, cache, prefix, selector(budget))
+
+
+POLICIES: dict[str, Maker] = {
+    "lowbit": _chosen_by(LowBit),
+    "hsa": _chosen_by(HSA),
+    "quest": _chosen_by(Quest),
+    "sparq": _chosen_by(SparQ),
+    "exact-topk": _chosen_by(ExactTopK),
+    "rocketkv-mt": rocket_mt_reading,
+}
+"""The sparse policies by name. A new one is one file in `policies/` and one line here."""
 
 
 def _longest(cache: RaggedCache) -> int:

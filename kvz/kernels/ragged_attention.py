@@ -16,7 +16,7 @@ from torch import Tensor
 from kvz.kernels.attention import attention
 from kvz.kernels.merge import merge_stacked
 
-__all__ = ["RaggedPlan", "plan_ragged", "ragged_attention"]
+__all__ = ["RaggedPlan", "plan_ragged", "ragged_attention", "ragged_attention_with_lse"]
 
 _ROWS_PER_BLOCK = 32  # torch's CPU kernel spreads a head over threads by blocks of this many rows or more
 _MIN_SPLIT = 256  # below this many pairs a second thread costs more than it saves
@@ -70,6 +70,19 @@ def ragged_attention(query: Tensor, plan: RaggedPlan, scale: float, tail: tuple[
 
     `tail` is the attention over everything else: output `[H,R,D]` and log-sum-exp `[H,R]`.
     """
+    return merge_stacked(*_parts(query, plan, scale, tail))
+
+
+def ragged_attention_with_lse(
+    query: Tensor, plan: RaggedPlan, scale: float, tail: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """The same, and the log-sum-exp over all pairs, the tail's among them: `[H,R]` float32."""
+    outs, lses = _parts(query, plan, scale, tail)
+    return merge_stacked(outs, lses), torch.logsumexp(lses, 1)
+
+
+def _parts(query: Tensor, plan: RaggedPlan, scale: float, tail: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Each head's parts, stacked: outputs `[H,P+1,R,D]` and log-sum-exps `[H,P+1,R]`."""
     heads, rows, dim = query.shape
     of_head = query.view(heads, 1, 1, rows, dim).unbind(0)
     outs, lses = [], []
@@ -84,7 +97,7 @@ def ragged_attention(query: Tensor, plan: RaggedPlan, scale: float, tail: tuple[
     shape = plan.order.shape
     all_outs = torch.cat(outs).index_select(0, flat).view(*shape, rows, dim)
     all_lses = torch.cat(lses).index_select(0, flat).view(*shape, rows)
-    return merge_stacked(all_outs, all_lses)
+    return all_outs, all_lses
 
 
 def _segments(head: int, keys: Tensor, values: Tensor, first: int, last: int, splits: int) -> list[Segment]:

@@ -11,6 +11,7 @@ from torch import Tensor
 from kvz.errors import UsageError
 from kvz.models.language_model import LanguageModel
 from kvz.scoring.allocation import Allocation
+from kvz.scoring.budget import Budget
 from kvz.scoring.head_allocation import Head
 from kvz.scoring.head_scores import DUO, KVZIP, find_head_scores
 from kvz.scoring.method import Context, ScoringMethod, Setting, Spans
@@ -47,10 +48,10 @@ class KVzipHead(ScoringMethod):
         find_head_scores(setting.model.identity, self.head_scores, self.kinds)
         return (0, self.sink), (max(0, setting.length - self.window), setting.length)
 
-    def provenance(self, model: LanguageModel) -> dict[str, str]:
+    def provenance(self, setting: Setting, budget: Budget) -> dict[str, int | str]:
         """Which scores these are: a file may change, and a model be calibrated again."""
-        found = find_head_scores(model.identity, self.head_scores, self.kinds)
-        return {"head_scores_sha256": found.digest(model.geometry)}
+        found = find_head_scores(setting.model.identity, self.head_scores, self.kinds)
+        return {"head_scores_sha256": found.digest(setting.model.geometry)}
 
     def score(self, model: LanguageModel, context: Context, done: Callable[[int], None]) -> Tensor:
         """Scores `[N,S]` float32: each head's own for all its pairs."""

@@ -13,6 +13,7 @@ from kvz.cache.full import FullCache
 from kvz.models.language_model import LanguageModel
 from kvz.prompt import Frame
 from kvz.scoring.allocation import Allocation, Nonuniform
+from kvz.scoring.budget import Budget
 
 __all__ = ["Context", "ScoringMethod", "Setting", "Spans", "empty_scores"]
 
@@ -69,8 +70,12 @@ class ScoringMethod(ABC):
         """Everything that shapes the scores, for the manifest."""
         return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
 
-    def provenance(self, model: LanguageModel) -> dict[str, str]:
-        """What else shapes the scores with this model and is no option, for the manifest."""
+    def kept(self, budget: Budget, setting: Setting) -> Budget:
+        """How many pairs a user's `budget` keeps; `setting` has the budget as it was given."""
+        return budget
+
+    def provenance(self, setting: Setting, budget: Budget) -> dict[str, int | str]:
+        """What else shaped the result and is no option, for the manifest; `budget` is the user's."""
         return {}
 
     def allocation(self) -> Allocation:

@@ -15,6 +15,7 @@ from kvz.scoring.kvzip_plus import KVzipPlus
 from kvz.scoring.kvzip_rms import KVzipRMS
 from kvz.scoring.method import ScoringMethod
 from kvz.scoring.pyramidkv import PyramidKV
+from kvz.scoring.rocketkv import RocketKV
 from kvz.scoring.snapkv import SnapKV
 
 __all__ = ["METHODS", "make_method", "method_options"]
@@ -27,6 +28,7 @@ METHODS: dict[str, Callable[..., ScoringMethod]] = {
     "snapkv": SnapKV,
     "pyramidkv": PyramidKV,
     "adakv": AdaKV,
+    "rocketkv": RocketKV,
     "h2o": H2O,
     "duo": DuoAttention,
     "recent": Recent,

@@ -6,7 +6,7 @@ import pytest
 
 import kvz
 from kvz.compression import compress
-from kvz.decode.decoding import SELECTORS, Decoding
+from kvz.decode.decoding import POLICIES, Decoding
 from kvz.errors import UsageError
 from kvz.models.language_model import load_model
 from tests.conftest import TEXT
@@ -18,7 +18,7 @@ def archive(tiny):
     return compress(TEXT * 3, tiny, ratio=0.5)
 
 
-@pytest.mark.parametrize("policy", SELECTORS)
+@pytest.mark.parametrize("policy", POLICIES)
 def test_every_policy_answers_within_its_budget(archive, tiny, policy):
     dense = archive.session(tiny, Decoding("dense")).ask("Where is the key?", 20)
     answer = archive.session(tiny, Decoding(policy, 64)).ask("Where is the key?", 20)
@@ -31,7 +31,7 @@ def test_every_policy_answers_within_its_budget(archive, tiny, policy):
     assert again.ids == answer.ids
 
 
-@pytest.mark.parametrize("policy", ["auto", *SELECTORS])
+@pytest.mark.parametrize("policy", ["auto", *POLICIES])
 def test_a_budget_larger_than_the_archive_is_dense(archive, tiny, policy):
     session = archive.session(tiny, Decoding(policy, 5000))
     assert session.policy == "dense"

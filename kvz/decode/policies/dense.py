@@ -7,7 +7,7 @@ from typing import Protocol
 from torch import Tensor
 
 from kvz.cache.ragged import RaggedCache
-from kvz.kernels.ragged_attention import RaggedPlan, plan_ragged, ragged_attention
+from kvz.kernels.ragged_attention import RaggedPlan, plan_ragged, ragged_attention, ragged_attention_with_lse
 
 __all__ = ["ArchiveReader", "DenseReader"]
 
@@ -39,6 +39,12 @@ class DenseReader:
         heads, _, _, dim = query.shape
         flat = query.reshape(heads, -1, dim)
         return ragged_attention(flat, self._plan(layer, flat.shape[1]), scale, beside)
+
+    def attend_part(self, layer: int, query: Tensor, scale: float, beside: Part) -> Part:
+        """The same with the log-sum-exp of all pairs, those beside the archive among them."""
+        heads, _, _, dim = query.shape
+        flat = query.reshape(heads, -1, dim)
+        return ragged_attention_with_lse(flat, self._plan(layer, flat.shape[1]), scale, beside)
 
     def read(self, layer: int) -> float:
         """All of them."""
