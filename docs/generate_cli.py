@@ -90,6 +90,18 @@ The model must be the one that the archive was made with, which is checked by fi
 archive or from `-m`. `--top-p`, `--top-k` and `--seed` need a `--temperature` above 0. `--no-verify` skips the
 checksums of the tensors, not that of the header.
 
+`--turns FILE` takes the same kinds of file as `--questions`, and asks them as one conversation: each turn sees those
+before it, as in [chat](#kvz-chat).
+
+`--batch-size N` answers N questions side by side: the archive's pairs are read once for all of them, and a step of the
+model costs little more for 16 questions than for one. Answers come in the order of the questions, each when it and
+all before it are complete, not as they are written. In float32 they are those of one at a time; in bfloat16 roundings
+differ, and now and then a word. With `auto` there are as many as there are questions and as fit into half of the free
+memory, 16 at most. With a `--budget` and `--policy auto` a batch reads the archive densely where that is less.
+
+`--budget N` lets a token of an answer read N pairs of each head, chosen by `--policy`: see
+[sparse decoding](methods.md#sparse-decoding). Answers may suffer.
+
 `--json` prints one object a question:
 
 | field | meaning |
@@ -104,6 +116,22 @@ checksums of the tensors, not that of the header.
 | `policy` | how the answer's tokens read the archive |
 | `pairs_read` | pairs of the archive that each of them read, with what choosing them reads (null without any) |
 | `error` | in place of all fields but the first two: why the question could not be asked |
+""",
+    "chat": """\
+A conversation about an archive: each turn sees the turns before it, which stay in memory beside the archive; that
+itself is never changed. In a terminal there are line editing and a history, Ctrl-C stops an answer (what was said stays
+said), Ctrl-D ends. From a pipe each line is a turn, and blank lines are skipped; if a turn could not be asked the exit
+status is 1. Lines that begin with `/` are commands; to ask such a line, begin it with a space:
+
+| command | effect |
+|---|---|
+| `/reset` | forget the turns so far |
+| `/stats` | turns, tokens, positions left, bytes, and how the archive is read |
+| `/budget N`, `/budget off` | read N pairs of each head for a token of an answer, or all of them |
+| `/save FILE` | write the turns as JSON lines with `question` and `answer`; `kvz ask --turns` takes the file |
+| `/help`, `/quit` | list the commands; end |
+
+Options and the objects of `--json`, one a turn, are those of [ask](#kvz-ask).
 """,
     "inspect": """\
 Reads the header alone, so it is quick however large the archive is, and needs no model. The header's checksum is
@@ -134,8 +162,9 @@ archive was made with. A sound archive gives a line on stdout and status 0; any 
 """,
     "calibrate": """\
 Scores the KV heads of a model over one long text: see [methods](methods.md#head-level-methods). Scores that are there
-already are left as they are, unless `-f` or `--text` asks for new ones. `--import` takes them from a file in place of
-computing them: safetensors as `--export` writes it, or a table of DuoAttention's (`.tsv`).
+already, computed before or shipped with kvz, are left as they are, unless `--again` or `--text` asks for new ones.
+`--import` takes them from a file in place of computing them: a `.safetensors` or `.tsv` file as `--export` writes it,
+or a table of DuoAttention's (`.tsv`). `-f` lets `--export` replace a file.
 
 `--json` prints one object:
 
@@ -143,7 +172,7 @@ computing them: safetensors as `--export` writes it, or a table of DuoAttention'
 |---|---|
 | `model`, `fingerprint` | the model, and what its scores are stored under |
 | `kind` | `kvzip` for computed scores, `duoattention` for an imported table |
-| `stored`, `exported` | the file in the cache folder, and the one written by `--export`, or null |
+| `stored`, `exported` | the file in the cache folder, and the one written by `--export`; null if there is none |
 | `scores` | a row of numbers for each layer; null where a layer has no pairs to evict |
 """,
     "models": """\

@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
 from kvz.cli import console
+from kvz.cli.answers import PlainAnswer, answer_json, failure_json, show_answer, statistics
+from kvz.cli.decode_options import (
+    BudgetOption,
+    MaxNewTokensOption,
+    NoVerifyOption,
+    PolicyOption,
+    SeedOption,
+    TemperatureOption,
+    TopKOption,
+    TopPOption,
+)
 from kvz.cli.options import ArchivePath, DeviceOption, JsonOption, ModelOption, QuietOption
 from kvz.cli.questions import Question, read_questions
 from kvz.defaults import MAX_NEW_TOKENS
 from kvz.errors import ArchiveError, QuestionError, UsageError
 
 if TYPE_CHECKING:
+    from kvz.decode.conversation import Conversation
     from kvz.decode.sampling import Sampling
-    from kvz.decode.session import Answer, Session
+    from kvz.decode.session import Session
 
 __all__ = ["ask"]
 
@@ -30,26 +43,28 @@ def ask(
         Optional[str],  # noqa: UP045
         typer.Option("--questions", metavar="FILE", help="Questions from a file, - for stdin: lines, or JSONL."),
     ] = None,
+    turns: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="FILE", help="The same, as the turns of one conversation: each sees those before it."),
+    ] = None,
     model: ModelOption = None,
-    max_new_tokens: Annotated[int, typer.Option(metavar="N", help="Longest answer, in tokens.")] = MAX_NEW_TOKENS,
-    temperature: Annotated[float, typer.Option(help="0 is greedy; above it, answers are sampled.")] = 0.0,
-    top_p: Annotated[Optional[float], typer.Option(help="Sample from this share of probability.")] = None,  # noqa: UP045
-    top_k: Annotated[Optional[int], typer.Option(help="Sample from the K likeliest tokens.")] = None,  # noqa: UP045
-    seed: Annotated[Optional[int], typer.Option(help="Makes sampling repeatable.")] = None,  # noqa: UP045
-    policy: Annotated[
+    max_new_tokens: MaxNewTokensOption = MAX_NEW_TOKENS,
+    temperature: TemperatureOption = 0.0,
+    top_p: TopPOption = None,
+    top_k: TopKOption = None,
+    seed: SeedOption = None,
+    policy: PolicyOption = "auto",
+    budget: BudgetOption = None,
+    batch_size: Annotated[
         str,
         typer.Option(
-            metavar="NAME",
-            help="How the answer's tokens read the archive: dense, hsa, quest, sparq, exact-topk; auto is hsa with a "
-            "--budget, else dense.",
+            metavar="N",
+            help="Questions answered side by side, their answers shown when complete; auto: as many as there are and "
+            "as memory allows, up to 16.",
         ),
-    ] = "auto",
-    budget: Annotated[
-        Optional[int],  # noqa: UP045
-        typer.Option(metavar="N", help="Pairs of each head that a token of the answer may read; all of them without."),
-    ] = None,
+    ] = "1",
     device: DeviceOption = "auto",
-    no_verify: Annotated[bool, typer.Option("--no-verify", help="Do not check the tensors' checksums.")] = False,
+    no_verify: NoVerifyOption = False,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -57,28 +72,57 @@ def ask(
 
     Answers go to stdout, one after another, as they are written. Statistics go to stderr.
     """
-    asked = read_questions(questions or [], file)
+    if turns is not None and (questions or file is not None):
+        raise UsageError("--turns has its own questions; leave the others out")
+    asked = read_questions(questions or [], file if turns is None else turns)
+    slots = _slots(batch_size)
+    if turns is not None and slots != 1:
+        raise UsageError("the turns of a conversation wait for each other; leave --batch-size out")
     _refuse_mistakes(archive, asked, as_json)
-    if file is None and len(asked) > 1 and not quiet and not any(" " in q.text for q in asked):
+    if file is None and turns is None and len(asked) > 1 and not quiet and not any(" " in q.text for q in asked):
         console.note(f"kvz: {len(asked)} questions of one word each; a question of several words needs quotes")
     from kvz.archive import load, model_of
+    from kvz.decode.conversation import Conversation
     from kvz.decode.decoding import Decoding
     from kvz.decode.sampling import Sampling
     from kvz.decode.session import check_max_new_tokens
 
     decoding = Decoding(policy, budget)
-    sampling = Sampling(temperature, top_p, top_k, seed)
+    settings = _Settings(max_new_tokens, Sampling(temperature, top_p, top_k, seed), as_json, quiet)
     check_max_new_tokens(max_new_tokens)
     loaded = load(archive, verify=not no_verify)
     progress = console.terminal_progress(quiet)
     session = loaded.session(model_of(loaded.manifest, model, device, progress), decoding)
     if budget is not None and session.policy == "dense":
         progress.say("the budget covers every head of the archive: all pairs are read")
-    failed = 0
-    for question in asked:
-        failed += not _answer(session, question, max_new_tokens, sampling, as_json, quiet, len(asked))
+    if slots != 1 and len(asked) > 1:
+        if policy == "auto" and budget is not None:
+            session.read_less_together(slots or len(asked))
+        failed = _ask_together(session, asked, slots, settings)
+    else:
+        asker = session if turns is None else Conversation(session)
+        failed = sum(not _ask_alone(asker, question, settings, len(asked)) for question in asked)
     if failed:
         raise typer.Exit(1)
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """What is the same for every question."""
+
+    limit: int
+    sampling: Sampling
+    as_json: bool
+    quiet: bool
+
+
+def _slots(batch_size: str) -> int | None:
+    """Questions to answer side by side; None for as many as fit."""
+    if batch_size == "auto":
+        return None
+    if not (batch_size.isascii() and batch_size.isdigit() and int(batch_size[:6]) >= 1 and len(batch_size) < 6):
+        raise UsageError(f"batch size '{batch_size}': give auto, or 1 or more questions")
+    return int(batch_size)
 
 
 def _refuse_mistakes(archive: str, asked: list[Question], as_json: bool) -> None:
@@ -94,91 +138,59 @@ def _refuse_mistakes(archive: str, asked: list[Question], as_json: bool) -> None
     if len(asked) == 1 and not asked[0].text.strip():
         error = QuestionError("the question is empty")
         if as_json:
-            console.emit_json(_failed(asked[0], error))
+            console.emit_json(failure_json(asked[0], error))
         raise error
 
 
-def _answer(
-    session: Session, question: Question, limit: int, sampling: Sampling, as_json: bool, quiet: bool, count: int
-) -> bool:
-    """Ask one question and print what comes of it; False if it could not be asked."""
-    if count > 1 and not as_json and not quiet:
-        console.note(f"[{question.id}] {question.text}")
-    pieces = _Plain()
+def _ask_alone(asker: Session | Conversation, question: Question, settings: _Settings, count: int) -> bool:
+    """Ask one question and print what comes of it as it comes; False if it could not be asked."""
+    _announce(question, settings, count)
+    plain = PlainAnswer()
+    stream = (lambda piece: None) if settings.as_json else plain.write
     try:
-        answer = session.ask(question.text, limit, sampling, (lambda piece: None) if as_json else pieces.write)
+        answer = asker.ask(question.text, settings.limit, settings.sampling, stream)
     except QuestionError as error:
-        if as_json:
-            console.emit_json(_failed(question, error))
-        if count == 1:
-            raise
-        console.note(f"kvz: question {question.id}: {error}")
+        _report(question, error, settings.as_json, count)
         return False
     except KeyboardInterrupt:
-        pieces.end_line()
+        plain.end_line()
         raise
-    if as_json:
-        console.emit_json(_as_json(question, answer))
+    if settings.as_json:
+        console.emit_json(answer_json(question, answer))
     else:
-        pieces.end()
-        if not quiet:
-            console.note(_statistics(answer))
+        plain.end()
+        if not settings.quiet:
+            console.note(statistics(answer))
     return True
 
 
-class _Plain:
-    """An answer as it streams: no space before it, one line break after it."""
+def _ask_together(session: Session, asked: list[Question], slots: int | None, settings: _Settings) -> int:
+    """Ask questions side by side and print answers in their order; how many could not be asked."""
+    from kvz.decode.batch import ask_batch, automatic_size
 
-    def __init__(self) -> None:
-        self._begun = False
-        self._held = ""
-
-    def write(self, piece: str) -> None:
-        text = self._held + piece
-        text = text if self._begun else text.lstrip()
-        body = text.rstrip()
-        self._held = text[len(body) :]
-        if body:
-            self._begun = True
-            console.emit(body, end="")
-
-    def end(self) -> None:
-        console.emit("")
-
-    def end_line(self) -> None:
-        """End the line of an answer that was cut short."""
-        if self._begun:
-            console.emit("")
+    texts = [question.text for question in asked]
+    size = min(len(texts), slots or automatic_size(session, texts, settings.limit))
+    failed = 0
+    for question, answer in zip(asked, ask_batch(session, texts, size, settings.limit, settings.sampling), strict=True):
+        _announce(question, settings, len(asked))
+        if isinstance(answer, QuestionError):
+            failed += 1
+            _report(question, answer, settings.as_json, len(asked))
+        else:
+            show_answer(question, answer, settings.as_json, settings.quiet)
+    return failed
 
 
-def _failed(question: Question, error: QuestionError) -> dict[str, Any]:
-    return {"id": question.id, "question": question.text, "error": str(error)}
+def _announce(question: Question, settings: _Settings, count: int) -> None:
+    """Say which of several questions is being answered."""
+    if count > 1 and not settings.as_json and not settings.quiet:
+        console.note(f"[{question.id}] {question.text}")
 
 
-def _as_json(question: Question, answer: Answer) -> dict[str, Any]:
-    return {
-        "id": question.id,
-        "question": question.text,
-        "answer": answer.text,
-        "stop": answer.stop,
-        "context_tokens": answer.context_tokens,
-        "question_tokens": answer.question_tokens,
-        "new_tokens": answer.new_tokens,
-        "first_token_seconds": round(answer.first_token_seconds, 4),
-        "token_seconds": None if answer.token_seconds is None else round(answer.token_seconds, 4),
-        "kv_bytes": answer.kv_bytes,
-        "policy": answer.policy,
-        "pairs_read": None if answer.pairs_read is None else round(answer.pairs_read, 1),
-    }
-
-
-def _statistics(answer: Answer) -> str:
-    rate = f", then {1 / answer.token_seconds:.1f} tokens/s" if answer.token_seconds else ""
-    cut = {"end": "", "length": " (cut: --max-new-tokens)", "full": " (cut: no position left)"}[answer.stop]
-    read = f", {console.quantity(round(answer.pairs_read))} pairs read a token" if answer.pairs_read else ""
-    sparse = f"; {answer.policy}{read}" if answer.policy != "dense" else ""
-    held = f"{console.size(answer.kv_bytes)} of KV{sparse}"
-    return (
-        f"  {answer.new_tokens} tokens{cut}, first after {console.seconds(answer.first_token_seconds)}{rate}; "
-        f"{console.quantity(answer.context_tokens)} tokens of context reused, {held}"
-    )
+def _report(question: Question, error: QuestionError, as_json: bool, count: int) -> None:
+    """Say that a question could not be asked; a single one ends the command."""
+    if as_json:
+        console.emit_json(failure_json(question, error))
+    if count == 1:
+        raise error
+    console.note(f"kvz: question {question.id}: {error}")

@@ -44,7 +44,10 @@ def compress(
     ] = None,
     budget: Annotated[
         Optional[int],  # noqa: UP045
-        typer.Option(metavar="N", help="In place of -r: pairs to keep in each head, on average."),
+        typer.Option(
+            metavar="N",
+            help="In place of -r: pairs to keep in each head, on average; rocketkv: pairs that a step is to read.",
+        ),
     ] = None,
     output: Annotated[
         Optional[str],  # noqa: UP045
@@ -54,8 +57,8 @@ def compress(
     method: Annotated[
         str,
         typer.Option(
-            help="Scoring method: kvzip-rms, kvzip, kvzip+, kvzip-head, snapkv, pyramidkv, adakv, h2o, duo, recent, "
-            "random, full."
+            help="Scoring method: kvzip-rms, kvzip, kvzip+, kvzip-head, snapkv, pyramidkv, adakv, rocketkv, h2o, duo, "
+            "recent, random, full."
         ),
     ] = METHOD,
     allocation: Annotated[

@@ -19,6 +19,7 @@ import typer
 
 from kvz.cli.ask import ask
 from kvz.cli.calibrate import calibrate
+from kvz.cli.chat import chat
 from kvz.cli.compress import compress
 from kvz.cli.console import emit, note, printable
 from kvz.cli.inspect import inspect
@@ -45,7 +46,7 @@ def make_app() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_root)
-    for command in (compress, ask, inspect, verify, calibrate, models):
+    for command in (compress, ask, chat, inspect, verify, calibrate, models):
         app.command()(command)
     return app
 

@@ -42,17 +42,19 @@ WindowOption = Annotated[
     Optional[int],  # noqa: UP045
     typer.Option(
         metavar="TOKENS",
-        help="snapkv, adakv (32), pyramidkv (8): last tokens, which score the others; "
+        help="snapkv, adakv, rocketkv (32), pyramidkv (8): last tokens, which score the others; "
         "kvzip-head (64), duo (256): last tokens that streaming heads keep.",
     ),
 ]
 KernelOption = Annotated[
     Optional[int],  # noqa: UP045
-    typer.Option(metavar="N", help="snapkv, adakv, pyramidkv: positions max-pooled, odd. [default: 7]"),
+    typer.Option(metavar="N", help="snapkv, adakv, pyramidkv (7), rocketkv (63): positions max-pooled, odd."),
 ]
 QueryOption = Annotated[
     Optional[str],  # noqa: UP045
-    typer.Option(metavar="TEXT", help="snapkv, adakv, pyramidkv: a question known already, to end the window with."),
+    typer.Option(
+        metavar="TEXT", help="snapkv, adakv, pyramidkv, rocketkv: a question known already, to end the window with."
+    ),
 ]
 SinkOption = Annotated[
     Optional[int],  # noqa: UP045

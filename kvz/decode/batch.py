@@ -7,7 +7,7 @@ the others. Answers are given back in the order of the questions.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -18,7 +18,8 @@ from kvz.decode.batch_store import BatchStore
 from kvz.decode.run import Answer, Growing, Run
 from kvz.decode.sampling import Sampling
 from kvz.decode.session import Session
-from kvz.errors import QuestionError
+from kvz.errors import QuestionError, UsageError
+from kvz.memory import free_bytes
 
 __all__ = ["ask_batch", "automatic_size"]
 
@@ -39,12 +40,16 @@ class _Slot:
     steps: int = 0
 
 
-def automatic_size(session: Session, questions: int, tokens: int, free_bytes: int | None) -> int:
-    """Slots for so many questions, each of up to `tokens` with its answer, in half of the free memory if known."""
-    shapes, itemsize = session.model.geometry.shapes, session.model.dtype.itemsize
-    slot = tokens * sum(2 * s.kv_heads * s.head_dim for s in shapes) * itemsize
-    fits = _MOST if free_bytes is None else free_bytes // 2 // max(1, slot)
-    return max(1, min(_MOST, questions, fits))
+def automatic_size(session: Session, questions: Sequence[str], max_new_tokens: int) -> int:
+    """Slots for these questions and answers of up to `max_new_tokens`, in half of the free memory."""
+    if not session.reading.batched:
+        return 1
+    model = session.model
+    longest = max(len(question) for question in questions) + max_new_tokens  # a token has a character or more
+    tokens = min(longest, model.geometry.max_positions)
+    slot = tokens * sum(2 * s.kv_heads * s.head_dim for s in model.geometry.shapes) * model.dtype.itemsize
+    free = free_bytes(model.device)
+    return max(1, min(_MOST, len(questions), free // 2 // slot))
 
 
 def ask_batch(
@@ -56,8 +61,11 @@ def ask_batch(
 ) -> Iterator[Answer | QuestionError]:
     """The answers to `questions` in their order, each as soon as it and all before it are complete.
 
-    A question that cannot be asked gives its error in its place, and the others go on.
+    A question that cannot be asked gives its error in its place, and the others go on. Raises UsageError if the
+    session's policy answers one question at a time.
     """
+    if size > 1 and not session.reading.batched:
+        raise UsageError(f"policy '{session.policy}' answers one question at a time; leave --batch-size out")
     waiting = enumerate(questions)
     done: dict[int, Answer | QuestionError] = {}
     batch = _Batch(session, size, max_new_tokens, sampling)

@@ -43,6 +43,12 @@ class Conversation:
         return self._session.cache.nbytes + self._tail.nbytes
 
     @property
+    def positions_left(self) -> int:
+        """Positions of the model that the turns to come can take."""
+        session = self._session
+        return session.model.geometry.max_positions - session.cache.logical_length - self.history
+
+    @property
     def policy(self) -> str:
         """How the tokens of answers read the archive."""
         return self._reading.policy

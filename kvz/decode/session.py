@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from kvz.cache.ragged import RaggedCache
 from kvz.cache.tail import Tail
-from kvz.decode.decoding import Decoding, Reading
+from kvz.decode.decoding import Decoding, Reading, dense_reading
 from kvz.decode.run import Answer, Growing, Run
 from kvz.decode.sampling import Sampling
 from kvz.defaults import MAX_NEW_TOKENS
@@ -39,6 +39,11 @@ class Session:
     def read(self, decoding: Decoding) -> Reading:
         """Another way to read this archive."""
         return decoding.reading(self.cache, self.prefix)
+
+    def read_less_together(self, questions: int) -> None:
+        """Read the archive densely, once for all, where so many questions side by side would each choose more."""
+        if questions * self.reading.pairs_read > self.cache.pairs:
+            self.reading = dense_reading(self.cache)
 
     def ask(
         self,

@@ -1,0 +1,168 @@
+"""kvz chat: a conversation about an archive, in a terminal or from a pipe."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from kvz.cli import console
+from kvz.cli.answers import PlainAnswer, answer_json, failure_json, statistics
+from kvz.cli.chat_commands import ChatCommands
+from kvz.cli.decode_options import (
+    BudgetOption,
+    MaxNewTokensOption,
+    NoVerifyOption,
+    PolicyOption,
+    SeedOption,
+    TemperatureOption,
+    TopKOption,
+    TopPOption,
+)
+from kvz.cli.options import ArchivePath, DeviceOption, JsonOption, ModelOption, QuietOption
+from kvz.cli.questions import Question
+from kvz.defaults import MAX_NEW_TOKENS
+from kvz.errors import QuestionError, UsageError
+
+if TYPE_CHECKING:
+    from kvz.decode.conversation import Conversation
+    from kvz.decode.sampling import Sampling
+
+__all__ = ["chat"]
+
+_PROMPT = "> "
+
+
+def chat(
+    archive: ArchivePath,
+    model: ModelOption = None,
+    max_new_tokens: MaxNewTokensOption = MAX_NEW_TOKENS,
+    temperature: TemperatureOption = 0.0,
+    top_p: TopPOption = None,
+    top_k: TopKOption = None,
+    seed: SeedOption = None,
+    policy: PolicyOption = "auto",
+    budget: BudgetOption = None,
+    device: DeviceOption = "auto",
+    no_verify: NoVerifyOption = False,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Talk about an archive: each turn sees those before it. From a pipe, each line is a turn.
+
+    Lines that begin with / are commands: /reset /stats /budget N /save FILE /quit. Ctrl-C stops an answer.
+    """
+    if archive == "-":
+        raise UsageError("an archive is memory-mapped and cannot come through a pipe; give a file")
+    if sys.stdin is None:
+        raise UsageError("standard input is closed; there is nothing to answer")
+    from kvz.archive import load, model_of
+    from kvz.decode.conversation import Conversation
+    from kvz.decode.decoding import Decoding
+    from kvz.decode.sampling import Sampling
+    from kvz.decode.session import check_max_new_tokens
+
+    decoding, sampling = Decoding(policy, budget), Sampling(temperature, top_p, top_k, seed)
+    check_max_new_tokens(max_new_tokens)
+    loaded = load(archive, verify=not no_verify)
+    session = loaded.session(model_of(loaded.manifest, model, device, console.terminal_progress(quiet)), decoding)
+    talk = _Talk(Conversation(session), max_new_tokens, sampling, as_json, quiet)
+    commands = ChatCommands(talk.conversation, policy, talk.turns)
+    if sys.stdin.isatty() and not quiet:
+        held = console.quantity(loaded.manifest.prompt.context_tokens)
+        console.note(f"{loaded.manifest.source.name}: {held} tokens. Ask, or /help; Ctrl-D or /quit ends.")
+    for line in _lines():
+        if line.startswith("/"):
+            if not commands.run(line):
+                return
+        elif line.strip():
+            talk.turn(line.strip())
+    if talk.failed and not sys.stdin.isatty():
+        raise QuestionError(f"{talk.failed} of the turns could not be asked")
+
+
+class _Talk:
+    """The turns of a chat as they are asked and shown."""
+
+    def __init__(self, conversation: Conversation, limit: int, sampling: Sampling, as_json: bool, quiet: bool) -> None:
+        self.conversation = conversation
+        self.turns: list[tuple[str, str]] = []
+        self.failed = 0
+        self._asked = 0
+        self._limit, self._sampling = limit, sampling
+        self._as_json, self._quiet = as_json, quiet
+
+    def turn(self, text: str) -> None:
+        """Ask the next question; an interrupt ends its answer, not the chat."""
+        self._asked += 1
+        question, plain = Question(self._asked, text), PlainAnswer()
+        said: list[str] = []
+
+        def stream(piece: str) -> None:
+            said.append(piece)
+            if not self._as_json:
+                plain.write(piece)
+
+        try:
+            answer = self.conversation.ask(text, self._limit, self._sampling, stream)
+        except QuestionError as error:
+            self.failed += 1
+            if self._as_json:
+                console.emit_json(failure_json(question, error))
+            console.note(
+                f"kvz: {error}; /reset forgets the turns before" if self.conversation.turns else f"kvz: {error}"
+            )
+            return
+        except KeyboardInterrupt:
+            if not sys.stdin.isatty():
+                raise
+            plain.end_line()
+            console.note("kvz: answer stopped")
+            self.turns.append((text, "".join(said).strip()))
+            return
+        self.turns.append((text, answer.text))
+        if self._as_json:
+            console.emit_json(answer_json(question, answer))
+            return
+        plain.end()
+        if not self._quiet:
+            console.note(statistics(answer))
+
+
+def _lines() -> Iterator[str]:
+    """What is typed, line by line, with editing where a terminal allows it; or what comes through a pipe."""
+    if not sys.stdin.isatty():
+        yield from _piped()
+        return
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401 - gives input() editing and a history
+    while True:
+        try:
+            yield _typed()
+        except EOFError:
+            console.note("")
+            return
+        except KeyboardInterrupt:
+            console.note("  (Ctrl-D or /quit ends)")
+
+
+def _typed() -> str:
+    """A line from the terminal. The prompt goes to stdout only where that is the terminal too."""
+    if sys.stdout is not None and sys.stdout.isatty():
+        return input(_PROMPT)
+    if sys.stderr is not None:
+        sys.stderr.write(_PROMPT)
+        sys.stderr.flush()
+    line = sys.stdin.readline()
+    if not line:
+        raise EOFError
+    return line.rstrip("\n")
+
+
+def _piped() -> Iterator[str]:
+    for number, line in enumerate(sys.stdin.buffer, 1):
+        try:
+            yield line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+        except UnicodeDecodeError:
+            raise QuestionError(f"standard input, line {number}: not UTF-8; convert it with iconv") from None

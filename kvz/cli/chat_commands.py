@@ -1,0 +1,83 @@
+"""The commands of a chat: lines that begin with /."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvz.cli import console
+from kvz.errors import KvzError, UsageError
+
+if TYPE_CHECKING:
+    from kvz.decode.conversation import Conversation
+
+__all__ = ["ChatCommands"]
+
+
+class ChatCommands:
+    """Runs the commands of one chat; `turns` are the questions and answers that /save writes."""
+
+    def __init__(self, conversation: Conversation, policy: str, turns: list[tuple[str, str]]) -> None:
+        self._conversation = conversation
+        self._policy = policy
+        self._turns = turns
+        self._commands: dict[str, tuple[Callable[[str], None], str]] = {
+            "/reset": (self._reset, "forget the turns so far"),
+            "/stats": (self._stats, "what the conversation takes"),
+            "/budget": (self._budget, "N: read N pairs of each head for a token of an answer; off: all"),
+            "/save": (self._save, "FILE: write the turns as JSON lines, which kvz ask --turns takes"),
+            "/help": (self._help, "this list"),
+            "/quit": (lambda rest: None, "end"),
+        }
+
+    def run(self, line: str) -> bool:
+        """Run one command and say what came of it; False if it ends the chat."""
+        name, _, rest = line.strip().partition(" ")
+        if name == "/quit":
+            return False
+        try:
+            if name not in self._commands:
+                raise UsageError(f"no command {name}; /help lists them (to ask such a line, begin with a space)")
+            self._commands[name][0](rest.strip())
+        except KvzError as error:
+            console.note(f"kvz: {error}")
+        return True
+
+    def _reset(self, rest: str) -> None:
+        self._conversation.reset()
+        self._turns.clear()
+        console.note("forgotten; the archive is as it was")
+
+    def _stats(self, rest: str) -> None:
+        talk = self._conversation
+        console.note(
+            f"{talk.turns} turns, {console.quantity(talk.history)} tokens; "
+            f"{console.quantity(talk.positions_left)} of the model's positions left; "
+            f"{console.size(talk.kv_bytes)} of KV; {talk.policy}"
+        )
+
+    def _budget(self, rest: str) -> None:
+        from kvz.decode.decoding import AUTO, DENSE, Decoding
+
+        if rest != "off" and not (rest.isascii() and rest.isdigit() and len(rest) < 10):
+            raise UsageError("give a number of pairs, or off: /budget 256")
+        policy = AUTO if self._policy == DENSE or rest == "off" else self._policy
+        self._conversation.read(Decoding(policy, None if rest == "off" else int(rest)))
+        console.note(f"the archive is read by {self._conversation.policy}")
+
+    def _save(self, rest: str) -> None:
+        from kvz.format.atomic import atomic_file
+
+        if not rest:
+            raise UsageError("give a file: /save talk.jsonl")
+        with atomic_file(Path(rest), overwrite=False) as file:
+            for question, answer in self._turns:
+                line = json.dumps({"question": question, "answer": answer}, ensure_ascii=False)
+                file.write(line.encode("utf-8", "backslashreplace") + b"\n")
+        console.note(f"{len(self._turns)} turns written to {rest}")
+
+    def _help(self, rest: str) -> None:
+        for name, (_, meaning) in self._commands.items():
+            console.note(f"  {name:<8} {meaning}")

@@ -1,0 +1,151 @@
+"""Conversations equal the same turns through transformers with a full cache, and go on after an interruption."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from kvz.archive import seam_of
+from kvz.compression import compress
+from kvz.decode.conversation import Conversation
+from kvz.decode.decoding import Decoding
+from kvz.errors import QuestionError
+from kvz.models.language_model import LanguageModel, load_model
+from tests.conftest import TEXT
+from tests.tiny import MAX_POSITIONS, make_model_folder
+
+TURNS = [
+    "Where is the key?",
+    "And who keeps it?",
+    "When does the ferry leave?",
+    " Färjan? 🙂 ",
+    "x",
+    "What did I ask first?",
+    "Is it blue?",
+    "Why?",
+    "Say that again.",
+    "Thanks!",
+]
+
+
+class FullConversation:
+    """The same through transformers: the template over all messages, everything computed anew in each turn."""
+
+    def __init__(self, model: LanguageModel, stop_ids: tuple[int, ...]) -> None:
+        folder = str(model.source.folder)
+        self.network = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+        self.stop_ids = stop_ids
+        self.messages: list[dict[str, str]] = []
+        self.answers: list[list[int]] = []
+
+    def ask(self, question: str, new: int) -> list[int]:
+        content = question.strip() if self.messages else f"{TEXT}\n\n{question.strip()}"
+        self.messages.append({"role": "user", "content": content})
+        text = self.tokenizer.apply_chat_template(self.messages, tokenize=False, add_generation_prompt=True)
+        pieces = text.split("@@answer@@")
+        assert len(pieces) == len(self.answers) + 1
+        ids: list[int] = []
+        for index, piece in enumerate(pieces):
+            ids += self.tokenizer(piece, add_special_tokens=False)["input_ids"]
+            ids += self.answers[index] if index < len(self.answers) else []
+        prompt = torch.tensor([ids])
+        out = self.network.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            max_new_tokens=new,
+            do_sample=False,
+            eos_token_id=list(self.stop_ids),
+            pad_token_id=0,
+        )
+        answer = [i for i in out[0, len(ids) :].tolist() if i not in self.stop_ids]
+        self.said(answer)
+        return answer
+
+    def said(self, answer: list[int]) -> None:
+        self.answers.append(answer)
+        self.messages.append({"role": "assistant", "content": "@@answer@@"})
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3"])
+def test_ten_turns_equal_transformers_token_for_token(tmp_path: Path, family: str) -> None:
+    model = load_model(str(make_model_folder(tmp_path, family)), "cpu", "float32")
+    archive = compress(TEXT, model, ratio=1.0)
+    talk = Conversation(archive.session(model, Decoding("dense")))
+    reference = FullConversation(model, seam_of(archive.manifest).stop_ids)
+    for number, question in enumerate(TURNS, 1):
+        answer = talk.ask(question, 12)
+        assert list(answer.ids) == reference.ask(question, 12)
+        assert talk.turns == number
+    assert talk.positions_left == MAX_POSITIONS - archive.manifest.logical_length - talk.history
+    first = talk.history
+    talk.reset()
+    assert (talk.turns, talk.history) == (0, 0)
+    assert list(talk.ask(TURNS[0], 12).ids) == reference.answers[0]
+    assert 0 < talk.history < first
+
+
+def test_an_interrupted_answer_counts_as_far_as_it_was_said(tiny: LanguageModel) -> None:
+    archive = compress(TEXT, tiny, ratio=1.0)
+    talk = Conversation(archive.session(tiny))
+    reference = FullConversation(tiny, seam_of(archive.manifest).stop_ids)
+    reference.ask("Where?", 12)
+    pieces = 0
+
+    def interrupt(piece: str) -> None:
+        nonlocal pieces
+        pieces += 1
+        if pieces == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        talk.ask("Where?", 12, stream=interrupt)
+    reference.answers[-1] = reference.answers[-1][:4]
+    assert list(talk.ask("Why?", 12).ids) == reference.ask("Why?", 12)
+
+
+def test_a_turn_that_cannot_be_asked_changes_nothing(tiny: LanguageModel) -> None:
+    archive = compress(TEXT, tiny, ratio=0.5)
+    talk, other = (Conversation(archive.session(tiny)) for _ in range(2))
+    for conversation in (talk, other):
+        conversation.ask("Where is the key?", 5)
+    with pytest.raises(QuestionError, match="empty"):
+        talk.ask("  ", 5)
+    with pytest.raises(QuestionError, match="of conversation"):
+        talk.ask("q" * (talk.positions_left - 20), 5)
+    with pytest.raises(QuestionError):
+        talk.ask("q" * 9000, 5)
+    assert talk.history == other.history
+    assert talk.ask("Who?", 20).ids == other.ask("Who?", 20).ids
+
+
+def test_a_long_conversation_grows_its_tail_and_sparse_reading_may_change_on_the_way(tiny: LanguageModel) -> None:
+    archive = compress(TEXT * 3, tiny, ratio=0.6)
+    talk = Conversation(archive.session(tiny))
+    for budget in (None, 64, None):
+        talk.read(Decoding(budget=budget))
+        answer = talk.ask("word " * 60, 40)
+        assert answer.policy == ("dense" if budget is None else "lowbit")
+    assert talk.history > 900
+    assert archive.ask("Where?", 8).ids == compress(TEXT * 3, tiny, ratio=0.6).ask("Where?", 8).ids
+
+
+def test_without_a_chat_template_turns_follow_as_questions_and_answers(tmp_path: Path) -> None:
+    model = load_model(str(make_model_folder(tmp_path, template=None)), "cpu", "float32")
+    archive = compress(TEXT, model, ratio=1.0)
+    talk = Conversation(archive.session(model))
+    first = talk.ask("Where?", 6)
+    second = talk.ask("Why?", 6)
+    encode = model.tokenizer.encode_plain
+    assert archive.token_ids is not None
+    ids = [*archive.token_ids.tolist(), *encode("\n\nQuestion: Where?\nAnswer:"), *first.ids]
+    ids += encode("\n\nQuestion: Why?\nAnswer:")
+    network = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    prompt = torch.tensor([ids])
+    stops = list(seam_of(archive.manifest).stop_ids)
+    options = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": stops, "pad_token_id": 0}
+    out = network.generate(prompt, attention_mask=torch.ones_like(prompt), **options)
+    assert out[0, len(ids) :][: second.new_tokens].tolist() == list(second.ids)
