@@ -7,34 +7,22 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from kvz.archive import Archive
+from kvz.cache.index import IndexPlan, with_index
 from kvz.cache.ragged import evict
 from kvz.defaults import METHOD
 from kvz.demand import demand_of
 from kvz.documents import Document, document_from_text, read_document
 from kvz.errors import DocumentError, ModelError, UsageError
-from kvz.format.manifest import (
-    CompressionInfo,
-    CreatorInfo,
-    LayerInfo,
-    Manifest,
-    ModelInfo,
-    PromptInfo,
-    QuestionInfo,
-    SourceInfo,
-    TokenizerInfo,
-)
+from kvz.manifest_of import manifest_of
 from kvz.models.language_model import LanguageModel, load_model
 from kvz.models.prefill import prefill
 from kvz.progress import Progress, Timings
 from kvz.prompt import Frame, make_frame, truncate_ids
 from kvz.recipe import Recipe, make_recipe
 from kvz.scoring.allocation import Allocation, select
-from kvz.scoring.budget import Budget
-from kvz.scoring.method import Context, ScoringMethod, Setting
-from kvz.version import __version__
+from kvz.scoring.method import Context, ScoringMethod
 
 __all__ = ["compress", "compress_document"]
 
@@ -57,6 +45,7 @@ def compress(
     truncate: str | None = None,
     include_text: bool = True,
     offload: bool = False,
+    index: IndexPlan | None = None,
     device: str = "auto",
     dtype: str = "auto",
     progress: Progress | None = None,
@@ -67,7 +56,7 @@ def compress(
     if it looks like a path to one that does not. `model` is a hub id, a folder, a `.gguf` file, a loaded model, or None
     for the embedded default. `ratio` is the share of context pairs KEPT (0.3 if neither it nor `budget`, pairs a head
     on average, is given). `protect` names what every head keeps: ranges (start, end) of context tokens, or texts, each
-    wherever it occurs. Raises a KvzError.
+    wherever it occurs. `index` says which selection indexes are stored. Raises a KvzError.
     """
     progress = progress or Progress()
     source = _document(document)
@@ -83,6 +72,7 @@ def compress(
         truncate=truncate,
         include_text=include_text,
         offload=offload,
+        index=index,
     )
     if not isinstance(model, LanguageModel):
         model = load_model(model, device, dtype, progress.say)
@@ -115,8 +105,9 @@ def compress_document(source: Document, model: LanguageModel, recipe: Recipe, pr
         if not whole:
             kept = select(scores, demand, recipe.allocation)
         cache = evict(full, kept, model.geometry, len(frame.prefix_ids), lambda layer: progress.advance(1))
+        cache = with_index(cache, len(frame.prefix_ids), recipe.index)
     progress.finish()
-    manifest = _manifest(source, model, recipe, frame, len(ids), dropped, kept, demand.budget)
+    manifest = manifest_of(source, model, recipe, frame, len(ids), dropped, kept, demand.budget)
     token_ids = torch.tensor(prompt, dtype=torch.int32) if recipe.include_text else None
     return Archive(manifest, cache, token_ids, timings.seconds, model)
 
@@ -177,68 +168,4 @@ def _too_long(tokens: str, positions: int, around: int) -> DocumentError:
     return DocumentError(
         f"the document is {tokens} tokens and the model has {positions} positions ({around} go to the chat template "
         "and system text); give a shorter one, --truncate head|middle|tail, or a model with a longer context"
-    )
-
-
-def _parameters(recipe: Recipe, model: LanguageModel, frame: Frame, length: int) -> dict[str, int | float | str | None]:
-    """The method's parameters as the manifest has them: a question is a text, which may be left out."""
-    setting = Setting(model, frame, length, recipe.budget.of(1, length))
-    parameters = {**recipe.method.parameters(), **recipe.method.provenance(setting, recipe.budget)}
-    if not recipe.include_text and parameters.get("query"):
-        parameters["query"] = "(left out)"
-    return parameters
-
-
-def _manifest(
-    source: Document,
-    model: LanguageModel,
-    recipe: Recipe,
-    frame: Frame,
-    tokens: int,
-    dropped: int,
-    kept: Tensor,
-    budget: Budget,
-) -> Manifest:
-    of_rows, geometry = kept.sum(1).tolist(), model.geometry
-    counts = tuple(tuple(of_rows[geometry.rows(layer)]) for layer in range(geometry.layers))
-    prints = model.identity.fingerprints
-    return Manifest(
-        model=ModelInfo(
-            id=model.source.id,
-            revision=model.source.revision,
-            architecture=model.identity.architecture,
-            fingerprint=prints.model,
-            dtype=model.dtype_name,
-            query_heads=geometry.query_heads,
-            max_positions=geometry.max_positions,
-            layers=tuple(LayerInfo(s.kind, s.kv_heads, s.head_dim, s.window) for s in geometry.shapes),
-        ),
-        tokenizer=TokenizerInfo(prints.tokenizer, prints.template),
-        prompt=PromptInfo(
-            frame=frame.kind,
-            prefix_tokens=len(frame.prefix_ids),
-            context_tokens=tokens,
-            system=recipe.system,
-            question=QuestionInfo(frame.seam.before, frame.seam.after_ids, frame.seam.stop_ids, frame.seam.stop_texts),
-        ),
-        source=SourceInfo(
-            name=source.name,
-            sha256=source.sha256,
-            bytes=source.size,
-            text_included=recipe.include_text,
-            truncated=recipe.truncate if dropped else None,
-            dropped_tokens=dropped,
-        ),
-        compression=CompressionInfo(
-            method=recipe.method.name,
-            parameters=_parameters(recipe, model, frame, tokens),
-            allocation=recipe.allocation.name,
-            allocation_parameters={**recipe.allocation.parameters(), **recipe.guarantees()},
-            ratio=budget.ratio,
-            budget=budget.tokens,
-            pairs_kept=int(kept.sum()),
-            pairs_total=kept.numel(),
-            kept=counts,
-        ),
-        creator=CreatorInfo("kvz", __version__),
     )

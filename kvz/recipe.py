@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from kvz.cache.index import PLANES, IndexPlan
 from kvz.defaults import METHOD
 from kvz.errors import UsageError
 from kvz.prompt import check_part
@@ -34,6 +35,7 @@ class Recipe:
     truncate: str | None = None
     include_text: bool = True
     offload: bool = False
+    index: IndexPlan = PLANES
 
     def __post_init__(self) -> None:
         """Raise UsageError for a truncation that does not exist, a negative count, or spans that are none."""
@@ -69,6 +71,7 @@ def make_recipe(
     truncate: str | None = None,
     include_text: bool = True,
     offload: bool = False,
+    index: IndexPlan | None = None,
     **options: int | float | str,
 ) -> Recipe:
     """The recipe a user asks for; what is left out is the method's own. `options` are the method's.
@@ -94,6 +97,7 @@ def make_recipe(
         truncate=truncate,
         include_text=include_text,
         offload=offload,
+        index=index or PLANES,
     )
 
 

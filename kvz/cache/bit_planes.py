@@ -12,6 +12,7 @@ large dimensions are read with more bits, small ones with fewer or with none.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -20,9 +21,9 @@ from torch import Tensor
 
 from kvz.cache.ragged import RaggedLayer
 
-__all__ = ["BITS", "BitPlanes", "plane_layer"]
+__all__ = ["BITS", "BitPlanes", "plane_bounds", "plane_layer", "planes_of"]
 
-BITS = 4
+BITS = 3
 """Planes that are stored; what a step reads of them is up to its budget."""
 
 
@@ -48,6 +49,10 @@ class BitPlanes:
         """Bytes of the index."""
         return self.planes.numel() + self.ranges.numel() * self.ranges.element_size()
 
+    def to(self, device: torch.device) -> BitPlanes:
+        """The same index on another device."""
+        return BitPlanes(self.planes.to(device), self.ranges.to(device), self.bounds)
+
     def weights(self, query: Tensor) -> Tensor:
         """What each row adds to a score where its bit is set: `[H,n,G,bits D]` for `query [H,n,G,D]`."""
         halves = torch.tensor([2.0 ** -(b + 1) for b in range(self.bits)], device=query.device)
@@ -63,14 +68,27 @@ class BitPlanes:
 
 def plane_layer(layer: RaggedLayer, prefix: int, bits: int = BITS) -> BitPlanes:
     """The index of a full layer whose heads begin with `prefix` tokens."""
-    parts, ranges, bounds = [], [], [0]
+    parts, ranges, lengths = [], [], []
     for first, last in pairwise(layer.bounds):
         keys = layer.keys[first + prefix : last].float()
         low, high = _span(keys)
         parts.append(_packed(_codes(keys, low, high - low, bits), bits))
         ranges.append(high - low)
-        bounds.append(bounds[-1] + parts[-1].shape[1])
-    return BitPlanes(torch.cat(parts, 1), torch.stack(ranges), tuple(bounds))
+        lengths.append(len(keys))
+    return BitPlanes(torch.cat(parts, 1), torch.stack(ranges), plane_bounds(lengths))
+
+
+def planes_of(layer: RaggedLayer, prefix: int) -> BitPlanes:
+    """A layer's index: the stored one, or one made now."""
+    return layer.planes if layer.planes is not None else plane_layer(layer, prefix)
+
+
+def plane_bounds(lengths: Sequence[int]) -> tuple[int, ...]:
+    """Where each head's bytes begin and end, for heads of so many context tokens: `[H+1]`."""
+    bounds = [0]
+    for length in lengths:
+        bounds.append(bounds[-1] + -(-length // 8))
+    return tuple(bounds)
 
 
 def _span(keys: Tensor) -> tuple[Tensor, Tensor]:

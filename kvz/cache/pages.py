@@ -14,7 +14,12 @@ from torch import Tensor
 
 from kvz.cache.ragged import RaggedLayer
 
-__all__ = ["PagedLayer", "page_count", "page_layer"]
+__all__ = ["PAGE", "PagedLayer", "page_bounds", "page_count", "page_layer", "pages_of", "rounded_outward"]
+
+PAGE = 4
+"""Tokens a page unless a user says otherwise: the paper's pages have 2 to 5 at r = 0.3."""
+
+_STEPS = 255
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,26 +27,39 @@ class PagedLayer:
     """Bounds of one layer's pages of `size` tokens: `extremes [2 D, pages]`, maxima then minima, head after head.
 
     Dims-major, so that a few dimensions of all pages of a head are whole rows. The last page of a head may be short.
+    With `grid [H,2,D]` float32 the extremes are codes of 8 bits: a bound is grid[h,0] + grid[h,1] * code, rounded
+    outward, so that it still is a bound.
     """
 
     size: int
     extremes: Tensor
     bounds: tuple[int, ...]
+    grid: Tensor | None = None
 
     def head(self, index: int) -> tuple[Tensor, Tensor]:
-        """Views of one head's maxima and minima, `[D, its pages]`."""
-        maxima, minima = self.extremes[:, self.bounds[index] : self.bounds[index + 1]].chunk(2)
+        """One head's maxima and minima, `[D, its pages]` float32."""
+        maxima, minima = self.rows(index, torch.arange(len(self.extremes), device=self.extremes.device)).chunk(2)
         return maxima, minima
 
     def rows(self, index: int, chosen: Tensor) -> Tensor:
-        """Some rows of one head's extremes, `[*, its pages]` for `chosen [*]`."""
+        """Some rows of one head's extremes, `[*, its pages]` float32 for `chosen [*]`."""
         part = self.extremes[:, self.bounds[index] : self.bounds[index + 1]]
-        return part.index_select(0, chosen.reshape(-1)).view(*chosen.shape, -1)
+        found = part.index_select(0, chosen.reshape(-1)).float()
+        if self.grid is not None:
+            low, step = self.grid[index].repeat(1, 2).index_select(1, chosen.reshape(-1)).unsqueeze(-1)
+            found = low + step * found
+        return found.view(*chosen.shape, -1)
 
     @property
     def nbytes(self) -> int:
         """Bytes of both bounds."""
-        return self.extremes.numel() * self.extremes.element_size()
+        grid = 0 if self.grid is None else self.grid.numel() * self.grid.element_size()
+        return self.extremes.numel() * self.extremes.element_size() + grid
+
+    def to(self, device: torch.device) -> PagedLayer:
+        """The same pages on another device."""
+        grid = None if self.grid is None else self.grid.to(device)
+        return PagedLayer(self.size, self.extremes.to(device), self.bounds, grid)
 
 
 def page_count(tokens: int, size: int) -> int:
@@ -49,15 +67,49 @@ def page_count(tokens: int, size: int) -> int:
     return -(-tokens // size)
 
 
+def page_bounds(lengths: Sequence[int], size: int) -> tuple[int, ...]:
+    """Where each head's pages begin and end, for heads of so many context tokens: `[H+1]`."""
+    bounds = [0]
+    for length in lengths:
+        bounds.append(bounds[-1] + page_count(length, size))
+    return tuple(bounds)
+
+
 def page_layer(layer: RaggedLayer, prefix: int, size: int) -> PagedLayer:
     """The pages of a full layer whose heads begin with `prefix` tokens."""
-    maxima, minima, counts = [], [], [0]
+    maxima, minima, lengths = [], [], []
     for first, last in pairwise(layer.bounds):
         keys = layer.keys[first + prefix : last]
         maxima.append(_in_pages(keys, size, float("-inf")).amax(1))
         minima.append(_in_pages(keys, size, float("inf")).amin(1))
-        counts.append(counts[-1] + page_count(len(keys), size))
-    return PagedLayer(size, torch.cat([_dims_major(maxima), _dims_major(minima)]), tuple(counts))
+        lengths.append(len(keys))
+    return PagedLayer(size, torch.cat([_dims_major(maxima), _dims_major(minima)]), page_bounds(lengths, size))
+
+
+def pages_of(layer: RaggedLayer, prefix: int, size: int | None) -> PagedLayer:
+    """A layer's pages: the stored ones if they are of that size (None: whatever it is), else made."""
+    if layer.pages is not None and size in (None, layer.pages.size):
+        return layer.pages
+    return page_layer(layer, prefix, size or PAGE)
+
+
+def rounded_outward(pages: PagedLayer) -> PagedLayer:
+    """The same in 8 bits a bound: maxima rounded up and minima down, on a grid for each head and dimension."""
+    dim = len(pages.extremes) // 2
+    codes = torch.zeros(pages.extremes.shape, dtype=torch.uint8, device=pages.extremes.device)
+    grids = []
+    for index, (first, last) in enumerate(pairwise(pages.bounds)):
+        maxima, minima = pages.head(index)
+        low = minima.amin(1) if last > first else minima.new_zeros(dim)
+        high = maxima.amax(1) if last > first else minima.new_zeros(dim)
+        step = ((high - low) / _STEPS * (1 + 1e-5)).clamp_min(torch.finfo(torch.float32).tiny)
+        up = ((maxima - low[:, None]) / step[:, None]).ceil()
+        down = ((minima - low[:, None]) / step[:, None]).floor()
+        up += (low[:, None] + step[:, None] * up < maxima).float()  # where the division was rounded inward
+        down -= (low[:, None] + step[:, None] * down > minima).float()
+        codes[:, first:last] = torch.cat([up, down]).clamp(0, _STEPS).to(torch.uint8)
+        grids.append(torch.stack([low, step]))
+    return PagedLayer(pages.size, codes, pages.bounds, torch.stack(grids))
 
 
 def _in_pages(keys: Tensor, size: int, nothing: float) -> Tensor:

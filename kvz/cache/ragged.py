@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -12,6 +13,10 @@ from torch import Tensor
 from kvz.cache.full import FullCache
 from kvz.cache.sliding import SlidingLayer
 from kvz.geometry import Geometry
+
+if TYPE_CHECKING:
+    from kvz.cache.bit_planes import BitPlanes
+    from kvz.cache.pages import PagedLayer
 
 __all__ = ["RaggedCache", "RaggedLayer", "evict", "survivors"]
 
@@ -21,7 +26,8 @@ class RaggedLayer:
     """One layer's surviving pairs; of a sliding layer (`window` tokens, else None), the last window - 1 of every head.
 
     `keys, values [sum of head lengths, D]`, in position order inside a head; `offsets [H+1]` int64, head h owning rows
-    offsets[h]:offsets[h+1]; `positions [sum]` int32, the RoPE position of each pair.
+    offsets[h]:offsets[h+1]; `positions [sum]` int32, the RoPE position of each pair. `planes` and `pages` are
+    indexes by which sparse decoding chooses among a full layer's context pairs, where an archive has them.
     """
 
     keys: Tensor
@@ -29,6 +35,8 @@ class RaggedLayer:
     offsets: Tensor
     positions: Tensor
     window: int | None = None
+    planes: BitPlanes | None = None
+    pages: PagedLayer | None = None
 
     @cached_property
     def bounds(self) -> tuple[int, ...]:
@@ -42,7 +50,7 @@ class RaggedLayer:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of keys, values, offsets and positions."""
+        """Bytes of keys, values, offsets and positions, without indexes."""
         return sum(t.numel() * t.element_size() for t in (self.keys, self.values, self.offsets, self.positions))
 
     def to(self, device: torch.device) -> RaggedLayer:
@@ -53,6 +61,8 @@ class RaggedLayer:
             self.offsets.to(device),
             self.positions.to(device),
             self.window,
+            None if self.planes is None else self.planes.to(device),
+            None if self.pages is None else self.pages.to(device),
         )
 
 

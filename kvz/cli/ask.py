@@ -14,6 +14,7 @@ from kvz.cli.decode_options import (
     BudgetOption,
     MaxNewTokensOption,
     NoVerifyOption,
+    PageSizeOption,
     PolicyOption,
     SeedOption,
     TemperatureOption,
@@ -55,6 +56,7 @@ def ask(
     seed: SeedOption = None,
     policy: PolicyOption = "auto",
     budget: BudgetOption = None,
+    page_size: PageSizeOption = None,
     batch_size: Annotated[
         str,
         typer.Option(
@@ -82,12 +84,13 @@ def ask(
     if file is None and turns is None and len(asked) > 1 and not quiet and not any(" " in q.text for q in asked):
         console.note(f"kvz: {len(asked)} questions of one word each; a question of several words needs quotes")
     from kvz.archive import load, model_of
+    from kvz.cache.index import check_page_size
     from kvz.decode.conversation import Conversation
     from kvz.decode.decoding import Decoding
     from kvz.decode.sampling import Sampling
     from kvz.decode.session import check_max_new_tokens
 
-    decoding = Decoding(policy, budget)
+    decoding = Decoding(policy, budget, check_page_size(page_size))
     settings = _Settings(max_new_tokens, Sampling(temperature, top_p, top_k, seed), as_json, quiet)
     check_max_new_tokens(max_new_tokens)
     loaded = load(archive, verify=not no_verify)

@@ -14,6 +14,7 @@ from kvz.cli.decode_options import (
     BudgetOption,
     MaxNewTokensOption,
     NoVerifyOption,
+    PageSizeOption,
     PolicyOption,
     SeedOption,
     TemperatureOption,
@@ -44,6 +45,7 @@ def chat(
     seed: SeedOption = None,
     policy: PolicyOption = "auto",
     budget: BudgetOption = None,
+    page_size: PageSizeOption = None,
     device: DeviceOption = "auto",
     no_verify: NoVerifyOption = False,
     as_json: JsonOption = False,
@@ -58,12 +60,13 @@ def chat(
     if sys.stdin is None:
         raise UsageError("standard input is closed; there is nothing to answer")
     from kvz.archive import load, model_of
+    from kvz.cache.index import check_page_size
     from kvz.decode.conversation import Conversation
     from kvz.decode.decoding import Decoding
     from kvz.decode.sampling import Sampling
     from kvz.decode.session import check_max_new_tokens
 
-    decoding, sampling = Decoding(policy, budget), Sampling(temperature, top_p, top_k, seed)
+    decoding, sampling = Decoding(policy, budget, check_page_size(page_size)), Sampling(temperature, top_p, top_k, seed)
     check_max_new_tokens(max_new_tokens)
     loaded = load(archive, verify=not no_verify)
     session = loaded.session(model_of(loaded.manifest, model, device, console.terminal_progress(quiet)), decoding)

@@ -105,6 +105,22 @@ def compress(
         Optional[str],  # noqa: UP045
         typer.Option(metavar="PART", help="If the document is too long, leave out its head, middle or tail."),
     ] = None,
+    index: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            metavar="KINDS", help="Indexes for sparse decoding to store: planes (default), pages, planes,pages or none."
+        ),
+    ] = None,
+    page_size: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="N", help="--index pages: tokens a page; auto is 4."),
+    ] = None,
+    page_bits: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(
+            metavar="N", help="--index pages: 16, bounds in the pairs' dtype (default), or 8, rounded outward."
+        ),
+    ] = None,
     offload: Annotated[
         bool, typer.Option("--offload", help="Keep the full cache in main memory while a GPU computes.")
     ] = False,
@@ -126,6 +142,7 @@ def compress(
 
     Budget.of_options(ratio, budget)  # numbers that make no sense are told before torch is loaded
     source = read_document(document)
+    from kvz.cache.index import make_index_plan
     from kvz.compression import compress_document
     from kvz.models.language_model import load_model
     from kvz.recipe import make_recipe
@@ -155,6 +172,7 @@ def compress(
         truncate=truncate,
         include_text=not omit_text,
         offload=offload,
+        index=make_index_plan(index, page_size, page_bits),
         **{name: value for name, value in options.items() if value is not None},
     )
     if target is not None:

@@ -10,6 +10,7 @@ __all__ = [
     "BudgetOption",
     "MaxNewTokensOption",
     "NoVerifyOption",
+    "PageSizeOption",
     "PolicyOption",
     "SeedOption",
     "TemperatureOption",
@@ -36,5 +37,9 @@ BudgetOption = Annotated[
     typer.Option(
         metavar="N", help="Pairs of each head that a token of the answer may read, 16 or more; all of them without."
     ),
+]
+PageSizeOption = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(metavar="N", help="hsa: tokens a page; auto is what the archive has stored, or 4."),
 ]
 NoVerifyOption = Annotated[bool, typer.Option("--no-verify", help="Do not check the tensors' checksums.")]

@@ -23,7 +23,7 @@ from kvz.errors import UsageError
 __all__ = ["AUTO", "DENSE", "POLICIES", "Decoding", "Reading", "dense_reading", "sparse_reading"]
 
 AUTO, DENSE = "auto", "dense"
-_AUTO_SELECTS = "lowbit"
+_AUTO_SELECTS, _PAGED = "lowbit", "hsa"
 _LEAST = 16  # pairs a step: fewer select next to nothing
 Maker = Callable[[str, RaggedCache, int, int], "Reading"]
 
@@ -32,12 +32,14 @@ Maker = Callable[[str, RaggedCache, int, int], "Reading"]
 class Decoding:
     """A `policy` ("auto", "dense" or one of POLICIES), and the `budget` of a sparse one, in pairs a head and step.
 
-    "auto" is dense without a budget. Raises UsageError for a policy that does not exist, a budget that is too small, a
-    sparse policy without a budget, and a budget with "dense".
+    "auto" is dense without a budget. `page_size` is for "hsa": tokens a page, else those of the archive's index, or 4.
+    Raises UsageError for a policy that does not exist, a budget that is too small, a sparse policy without a budget, a
+    budget with "dense", and a page size for another policy.
     """
 
     policy: str = AUTO
     budget: int | None = None
+    page_size: int | None = None
 
     def __post_init__(self) -> None:
         if self.policy not in (AUTO, DENSE, *POLICIES):
@@ -46,6 +48,10 @@ class Decoding:
             raise UsageError("policy 'dense' reads every pair; leave the budget out")
         if self.policy in POLICIES and self.budget is None:
             raise UsageError(f"policy '{self.policy}' needs a budget: pairs of each head to read in a step (--budget)")
+        if self.page_size is not None and self.policy != _PAGED:
+            raise UsageError(f"a page size is for policy '{_PAGED}'; leave it out")
+        if self.budget is not None and self.page_size is not None and self.page_size > self.budget // 2:
+            raise UsageError(f"a page of {self.page_size} tokens does not fit into half the budget of {self.budget}")
         if self.budget is not None and self.budget < _LEAST:
             raise UsageError(f"a budget of {self.budget} pairs a step selects next to nothing: give {_LEAST} or more")
 
@@ -54,6 +60,8 @@ class Decoding:
         if self.budget is None or _longest(cache) - prefix <= self.budget:
             return dense_reading(cache)
         name = _AUTO_SELECTS if self.policy == AUTO else self.policy
+        if self.page_size is not None:
+            return sparse_reading(name, cache, prefix, HSA(self.budget, self.page_size))
         return POLICIES[name](name, cache, prefix, self.budget)
 
 

@@ -16,6 +16,7 @@ __all__ = [
     "Manifest",
     "ModelInfo",
     "PagesInfo",
+    "PlanesInfo",
     "PromptInfo",
     "QuestionInfo",
     "SourceInfo",
@@ -112,9 +113,16 @@ class CompressionInfo(Struct, frozen=True):
 
 
 class PagesInfo(Struct, frozen=True):
-    """Page bounds stored with the archive: `size` pairs a page."""
+    """Page bounds stored with the archive: `size` context pairs a page; `bits` 16 is the pairs' own dtype."""
 
     size: Positive
+    bits: Positive = 16
+
+
+class PlanesInfo(Struct, frozen=True):
+    """Bit planes of the keys stored with the archive, `bits` for each dimension."""
+
+    bits: Annotated[int, Meta(ge=1, le=8)]
 
 
 class QuantisationInfo(Struct, frozen=True):
@@ -142,6 +150,7 @@ class Manifest(Struct, frozen=True):
     creator: CreatorInfo
     checksums: dict[str, Digest] = {}
     pages: PagesInfo | None = None
+    planes: PlanesInfo | None = None
     quantisation: QuantisationInfo | None = None
 
     @property
@@ -155,6 +164,10 @@ class Manifest(Struct, frozen=True):
         if info.window is not None:
             return min(info.window - 1, self.logical_length) * info.kv_heads
         return sum(self.head_lengths(layer))
+
+    def index_units(self, layer: int, size: int) -> int:
+        """Units of `size` context pairs that a full layer's heads have in all, the last one of each perhaps short."""
+        return sum(-(-kept // size) for kept in self.compression.kept[layer])
 
     def head_lengths(self, layer: int) -> list[int]:
         """Pairs stored for each head of a layer, the prefix included."""
@@ -196,6 +209,7 @@ def _check_consistency(manifest: Manifest, path: str) -> None:
         "a layer's window does not go with its kind": any(
             (x.kind == "sliding") != (x.window is not None) for x in layers
         ),
+        "page bounds have neither 16 nor 8 bits": manifest.pages is not None and manifest.pages.bits not in (8, 16),
     }
     for problem, found in problems.items():
         if found:

@@ -103,4 +103,20 @@ def _expected(manifest: Manifest) -> dict[str, tuple[str, tuple[int, ...]]]:
         expected[f"layers.{index}.positions"] = ("I32", (pairs,))
         expected[f"layers.{index}.keys"] = (dtype, (pairs, layer.head_dim))
         expected[f"layers.{index}.values"] = (dtype, (pairs, layer.head_dim))
+        if layer.window is None:
+            expected |= {f"layers.{index}.{name}": spec for name, spec in _expected_index(manifest, index, dtype)}
     return expected
+
+
+def _expected_index(manifest: Manifest, index: int, dtype: str) -> Iterator[tuple[str, tuple[str, tuple[int, ...]]]]:
+    """The same for the indexes of a full layer, by the last part of their names."""
+    layer, planes, pages = manifest.model.layers[index], manifest.planes, manifest.pages
+    if planes is not None:
+        yield "planes", ("U8", (planes.bits * layer.head_dim, manifest.index_units(index, 8)))
+        yield "plane_ranges", ("F32", (layer.kv_heads, layer.head_dim))
+    if pages is not None:
+        shape = (layer.head_dim, manifest.index_units(index, pages.size))
+        for name in ("page_max", "page_min"):
+            yield name, ("U8" if pages.bits == 8 else dtype, shape)
+        if pages.bits == 8:
+            yield "page_grid", ("F32", (layer.kv_heads, 2, layer.head_dim))

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from kvz.cache.bit_planes import BitPlanes, plane_bounds
+from kvz.cache.pages import PagedLayer, page_bounds
 from kvz.cache.ragged import RaggedCache, RaggedLayer
 from kvz.errors import CorruptArchive
 from kvz.format.manifest import Manifest
@@ -31,12 +36,29 @@ def read_cache(archive: ArchiveFile, device: torch.device) -> tuple[RaggedCache,
                 names = ("keys", "values", "offsets", "positions")
                 keys, values, offsets, positions = (file.get_tensor(f"layers.{index}.{name}") for name in names)
                 layer = RaggedLayer(keys, values, offsets, positions, manifest.model.layers[index].window)
+                layer = replace(layer, **_indexes(file, manifest, index))
                 if problem := _problem(layer, manifest, index):
                     raise CorruptArchive(f"{archive.path} is damaged: layer {index} {problem}")
                 layers.append(layer if device.type == "cpu" else layer.to(device))
     except (SafetensorError, OSError) as error:
         raise CorruptArchive(f"{archive.path} cannot be read: {error}") from error
     return RaggedCache(tuple(layers), manifest.logical_length), token_ids
+
+
+def _indexes(file: Any, manifest: Manifest, index: int) -> dict[str, Any]:
+    """The indexes that a layer has, as fields of a RaggedLayer."""
+    found: dict[str, Any] = {}
+    if manifest.model.layers[index].window is not None:
+        return found
+    kept = manifest.compression.kept[index]
+    if manifest.planes is not None:
+        planes, ranges = (file.get_tensor(f"layers.{index}.{name}") for name in ("planes", "plane_ranges"))
+        found["planes"] = BitPlanes(planes, ranges, plane_bounds(kept))
+    if manifest.pages is not None:
+        extremes = torch.cat([file.get_tensor(f"layers.{index}.{name}") for name in ("page_max", "page_min")])
+        grid = file.get_tensor(f"layers.{index}.page_grid") if manifest.pages.bits == 8 else None
+        found["pages"] = PagedLayer(manifest.pages.size, extremes, page_bounds(kept, manifest.pages.size), grid)
+    return found
 
 
 def _problem(layer: RaggedLayer, manifest: Manifest, index: int) -> str | None:

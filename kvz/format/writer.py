@@ -11,6 +11,7 @@ import torch
 import xxhash
 from torch import Tensor
 
+from kvz.cache.index import index_tensors
 from kvz.cache.ragged import RaggedCache
 from kvz.format.atomic import atomic_file
 from kvz.format.header import FORMAT_VERSION, TensorEntry, layout, render_header
@@ -74,6 +75,8 @@ def _named_tensors(cache: RaggedCache, token_ids: Tensor | None) -> Iterator[tup
         yield f"layers.{index}.positions", layer.positions
         yield f"layers.{index}.keys", layer.keys
         yield f"layers.{index}.values", layer.values
+        for name, tensor in index_tensors(layer):
+            yield f"layers.{index}.{name}", tensor
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:

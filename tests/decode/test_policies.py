@@ -156,7 +156,7 @@ def test_lowbit_equals_its_formula(group, average, share):
         keys, qd = context(layer, head), q[head, 1].double()
         low, span = keys.amin(0), keys.amax(0) - keys.amin(0)
         codes = ((keys - low) / span * 2**BITS).floor().clamp(0, 2**BITS - 1).long()
-        rows = min(int(16 * average), int(share * budget * 32 * 16 / length))
+        rows = min(16 * BITS, int(16 * average), int(share * budget * 32 * 16 / length))
         gains = {(b, d): float((qd[:, d].abs() * span[d]).sum()) / 2 ** (b + 1) for b in range(BITS) for d in range(16)}
         approximate = torch.zeros(group, length, dtype=torch.float64)
         for b, d in sorted(gains, key=lambda row: -gains[row])[:rows]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from kvz.cache.pages import PagedLayer, page_layer
+from kvz.cache.pages import PagedLayer, pages_of
 from kvz.cache.ragged import RaggedLayer
 from kvz.decode.budget import HeadBudget, head_budget
 from kvz.decode.policies.selection import (
@@ -19,10 +19,7 @@ from kvz.decode.policies.selection import (
     temperature,
 )
 
-__all__ = ["HSA", "PAGE"]
-
-PAGE = 4
-"""Tokens a page unless an archive or a user says otherwise: the paper's pages have 2 to 5 at r = 0.3."""
+__all__ = ["HSA"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,17 +33,19 @@ class _Layer:
 class HSA(Selector):
     """Half the budget reads the bounds of every page in the dimensions where the group's queries are largest."""
 
-    def __init__(self, budget: int, page: int = PAGE) -> None:
+    def __init__(self, budget: int, page: int | None = None) -> None:
+        """`page` is the size of a page in tokens; None takes the archive's pages, or the default."""
         super().__init__(budget)
         self.page = page
         self._layers: dict[int, _Layer] = {}
 
     def prepare_layer(self, index: int, layer: RaggedLayer, prefix: int) -> None:
         lengths, dim = context_lengths(layer, prefix), layer.keys.shape[1]
-        budgets = [head_budget(n, self.page, self.budget, dim) for n in lengths]
-        units = Units.of(layer, prefix, self.page, [None if b.whole else b.pages for b in budgets])
-        read = sum(b.pairs_read(n, self.page, dim) for b, n in zip(budgets, lengths, strict=True))
-        self._layers[index] = _Layer(units, page_layer(layer, prefix, self.page), budgets, read)
+        pages = pages_of(layer, prefix, self.page)
+        budgets = [head_budget(n, pages.size, self.budget, dim) for n in lengths]
+        units = Units.of(layer, prefix, pages.size, [None if b.whole else b.pages for b in budgets])
+        read = sum(b.pairs_read(n, pages.size, dim) for b, n in zip(budgets, lengths, strict=True))
+        self._layers[index] = _Layer(units, pages, budgets, read)
 
     def choose(self, layer: int, query: Tensor, scale: float) -> Selection:
         """Of a page's two bounds the one is read that the sign of the group's summed query points to.
@@ -65,7 +64,7 @@ class HSA(Selector):
             if budget.whole:
                 logits[head, :, :, :count] = 0
                 continue
-            bounds = held.pages.rows(head, rows[head, :, : budget.dims]).float()
+            bounds = held.pages.rows(head, rows[head, :, : budget.dims])
             part = parts[head, :, :, : budget.dims]
             logits[head, :, :, :count] = part @ bounds * (scale / temperature(query[head], part))
         return held.units.select(group_mean(logits))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from kvz.cache.bit_planes import BitPlanes, plane_layer
+from kvz.cache.bit_planes import BitPlanes, planes_of
 from kvz.cache.ragged import RaggedLayer
 from kvz.decode.policies.selection import Selection, Selector, Units, context_lengths, group_mean
 
@@ -41,7 +41,7 @@ class LowBit(Selector):
         self._layers: dict[int, _Layer] = {}
 
     def prepare_layer(self, index: int, layer: RaggedLayer, prefix: int) -> None:
-        lengths, planes = context_lengths(layer, prefix), plane_layer(layer, prefix)
+        lengths, planes = context_lengths(layer, prefix), planes_of(layer, prefix)
         dim = layer.keys.shape[1]
         rows = [0 if n <= self.budget else self.rows_of(n, dim, planes.bits) for n in lengths]
         paid = [n * r / (_PAIR_BITS * dim) for n, r in zip(lengths, rows, strict=True)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from kvz.cache.pages import PagedLayer, page_count, page_layer
+from kvz.cache.pages import PagedLayer, page_count, pages_of
 from kvz.cache.ragged import RaggedLayer
 from kvz.decode.policies.selection import Selection, Selector, Units, context_lengths, group_mean
 
@@ -27,7 +27,7 @@ class Quest(Selector):
         lengths = context_lengths(layer, prefix)
         size = max(PAGE, page_count(max(lengths), max(1, self.budget // 2)))
         takes = [None if n <= self.budget else max(1, self.budget // 2 // size) for n in lengths]
-        self._layers[index] = Units.of(layer, prefix, size, takes), page_layer(layer, prefix, size)
+        self._layers[index] = Units.of(layer, prefix, size, takes), pages_of(layer, prefix, size)
 
     def choose(self, layer: int, query: Tensor, scale: float) -> Selection:
         units, pages = self._layers[layer]
@@ -35,7 +35,7 @@ class Quest(Selector):
         positive, negative = query.clamp_min(0), query.clamp_max(0)
         for head, count in enumerate(units.counts):
             maxima, minima = pages.head(head)
-            logits[head, :, :, :count] = positive[head] @ maxima.float() + negative[head] @ minima.float()
+            logits[head, :, :, :count] = positive[head] @ maxima + negative[head] @ minima
         return units.select(group_mean(logits * scale))
 
     def read(self, layer: int) -> float:
