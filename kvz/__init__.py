@@ -18,13 +18,18 @@ from kvz.version import __version__
 if TYPE_CHECKING:
     from kvz.archive import Archive, load
     from kvz.compression import compress
+    from kvz.decode.conversation import Conversation
+    from kvz.decode.decoding import Decoding
+    from kvz.decode.run import Answer
     from kvz.decode.sampling import Sampling
-    from kvz.decode.session import Answer, Session
+    from kvz.decode.session import Session
     from kvz.models.language_model import LanguageModel, load_model
 
 __all__ = [
     "Answer",
     "Archive",
+    "Conversation",
+    "Decoding",
     "KvzError",
     "LanguageModel",
     "Sampling",
@@ -36,8 +41,10 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Answer": "kvz.decode.session",
+    "Answer": "kvz.decode.run",
     "Archive": "kvz.archive",
+    "Conversation": "kvz.decode.conversation",
+    "Decoding": "kvz.decode.decoding",
     "LanguageModel": "kvz.models.language_model",
     "Sampling": "kvz.decode.sampling",
     "Session": "kvz.decode.session",

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from kvz.archive import Archive, load, seam_of
+from kvz.bench.decode_lengths import measure_lengths, report_lengths
 from kvz.bench.documents import text_of
 from kvz.bench.machine import describe_machine, read_bandwidth
 from kvz.cache.tail import Tail
@@ -102,9 +103,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--dtype", default="auto", help="auto, bfloat16 or float32")
     parser.add_argument("--model", default=None, help="as kvz -m; default the embedded model")
     parser.add_argument("--json", type=Path, default=None, help="also write the numbers to this file")
+    parser.add_argument("--lengths", default=None, help="measure at each of these lengths instead, such as 2048,7900")
+    parser.add_argument("--policies", default="hsa@256,lowbit@256", help="with --lengths (default %(default)s)")
     options = parser.parse_args(arguments)
-    result = measure(options.model, options.dtype, options.tokens, options.ratio, options.new)
-    for line in report(result):
+    if options.lengths:
+        lengths, policies = [int(n) for n in options.lengths.split(",")], options.policies.split(",")
+        result = measure_lengths(options.model, options.dtype, lengths, options.ratio, policies, options.new)
+        lines = report_lengths(result)
+    else:
+        result = measure(options.model, options.dtype, options.tokens, options.ratio, options.new)
+        lines = report(result)
+    for line in lines:
         emit(line)
     if options.json:
         options.json.write_text(json.dumps(result, indent=1) + "\n")

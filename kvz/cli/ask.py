@@ -169,12 +169,9 @@ def _ask_alone(asker: Session | Conversation, question: Question, settings: _Set
 
 def _ask_together(session: Session, asked: list[Question], slots: int | None, settings: _Settings) -> int:
     """Ask questions side by side and print answers in their order; how many could not be asked."""
-    from kvz.decode.batch import ask_batch, automatic_size
-
-    texts = [question.text for question in asked]
-    size = min(len(texts), slots or automatic_size(session, texts, settings.limit))
+    answers = session.ask_all([question.text for question in asked], settings.limit, settings.sampling, slots)
     failed = 0
-    for question, answer in zip(asked, ask_batch(session, texts, size, settings.limit, settings.sampling), strict=True):
+    for question, answer in zip(asked, answers, strict=True):
         _announce(question, settings, len(asked))
         if isinstance(answer, QuestionError):
             failed += 1

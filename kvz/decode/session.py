@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 from kvz.cache.ragged import RaggedCache
 from kvz.cache.tail import Tail
@@ -62,6 +62,24 @@ class Session:
         answer = self.answer(ids, growing, tail, self.reading, stream)
         self._tail = tail
         return answer
+
+    def ask_all(
+        self,
+        questions: Sequence[str],
+        max_new_tokens: int = MAX_NEW_TOKENS,
+        sampling: Sampling | None = None,
+        size: int | None = None,
+    ) -> Iterator[Answer | QuestionError]:
+        """The answers to `questions` in their order, `size` of them in a batch (None: as many as memory allows).
+
+        A question that cannot be asked gives its error in its place.
+        """
+        from kvz.decode.batch import ask_batch, automatic_size  # which need sessions themselves
+
+        if not questions:
+            return iter(())
+        chosen = size or automatic_size(self, questions, max_new_tokens)
+        return ask_batch(self, questions, min(chosen, len(questions)), max_new_tokens, sampling)
 
     def ids_of(self, question: str) -> list[int]:
         """Ids of a question as it follows the context; QuestionError if it is empty, or too long for the model."""

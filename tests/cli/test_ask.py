@@ -283,7 +283,7 @@ def test_a_policy_and_its_budget(run: Run, archive: Path, tiny_folder: Path) -> 
     line = ("ask", archive, "Where is the key?", "-m", tiny_folder, "--max-new-tokens", 9)
     [dense] = run(*line, "--json").succeeded().objects
     [sparse] = run(*line, "--json", "--budget", 24).succeeded().objects
-    assert (dense["policy"], sparse["policy"]) == ("dense", "hsa")
+    assert (dense["policy"], sparse["policy"]) == ("dense", "lowbit")
     assert sparse["pairs_read"] < dense["pairs_read"]
     assert "hsa" in run(*line, "--policy", "hsa", "--budget", 24).succeeded().err
     covered = run(*line, "--policy", "quest", "--budget", 999).succeeded()
