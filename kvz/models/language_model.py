@@ -14,6 +14,7 @@ from kvz.errors import ModelError, UsageError
 from kvz.geometry import Geometry
 from kvz.models.attention import ATTENTION_NAME, PairStore, WatchingStore, register_attention
 from kvz.models.identity import ModelIdentity, identify_model
+from kvz.models.packed_linear import can_pack, pack_linears
 from kvz.models.quiet import first_line, quiet_transformers
 from kvz.models.source import ModelSource
 from kvz.models.tokenizer import Tokenizer
@@ -189,6 +190,8 @@ def _network(source: ModelSource, dtype: torch.dtype, device: torch.device) -> n
             f"{missing[0]} first; copy or fetch the model again"
         )
     assert isinstance(placed, nn.Module)
+    if can_pack(dtype, device):
+        pack_linears(placed)
     return placed
 
 
