@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 import torch
@@ -61,9 +62,15 @@ class BitPlanes:
         return weights.flatten(-2)
 
     def rows(self, head: int, chosen: Tensor) -> Tensor:
-        """Some rows of one head, one byte a bit: `[*, 8 bytes]` uint8 for `chosen [*]`."""
+        """Some rows of one head as numbers 0 and 1: `[*, 8 bytes]` float32 for `chosen [*]`."""
         part = self.planes[:, self.bounds[head] : self.bounds[head + 1]].index_select(0, chosen.reshape(-1))
-        return _unpacked(part).view(*chosen.shape, -1)
+        return self._bits_of_byte.index_select(0, part.reshape(-1).int()).view(*chosen.shape, -1)
+
+    @cached_property
+    def _bits_of_byte(self) -> Tensor:
+        """The eight bits of every byte, lowest first: `[256, 8]` float32."""
+        byte = torch.arange(256, device=self.planes.device)[:, None]
+        return ((byte >> torch.arange(8, device=self.planes.device)) & 1).float()
 
 
 def plane_layer(layer: RaggedLayer, prefix: int, bits: int = BITS) -> BitPlanes:
@@ -112,9 +119,3 @@ def _packed(codes: Tensor, bits: int) -> Tensor:
     places = torch.arange(8, dtype=torch.uint8, device=codes.device)
     planes = [(((padded >> (bits - 1 - b)) & 1) << places).sum(2, dtype=torch.uint8) for b in range(bits)]
     return torch.cat(planes)
-
-
-def _unpacked(packed: Tensor) -> Tensor:
-    """`[rows, bytes]` as `[rows, 8 bytes]` of zeros and ones."""
-    places = torch.arange(8, dtype=torch.uint8, device=packed.device)
-    return ((packed.unsqueeze(-1) >> places) & 1).flatten(-2)

@@ -66,7 +66,7 @@ class LowBit(Selector):
             if not rows:  # taken whole
                 logits[head, :, :, :count] = 0
                 continue
-            bits = held.index.rows(head, ordered[head, :, :rows]).float()
+            bits = held.index.rows(head, ordered[head, :, :rows])
             logits[head, :, :, :count] = (parts[head, :, :, :rows] @ bits)[..., :count] * scale
         return held.units.select(group_mean(logits))
 
