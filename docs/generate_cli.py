@@ -95,9 +95,10 @@ before it, as in [chat](#kvz-chat).
 
 `--batch-size N` answers N questions side by side: the archive's pairs are read once for all of them, and a step of the
 model costs little more for 16 questions than for one. Answers come in the order of the questions, each when it and
-all before it are complete, not as they are written. In float32 they are those of one at a time; in bfloat16 roundings
-differ, and now and then a word. With `auto` there are as many as there are questions and as fit into half of the free
-memory, 16 at most. With a `--budget` and `--policy auto` a batch reads the archive densely where that is less.
+all before it are complete, not as they are written. In float32 they are those of one at a time but for ties within
+rounding; in bfloat16 roundings differ, and now and then a word. With `auto` there are as many as there are questions
+and as fit into half of the free memory, 16 at most. With a `--budget` and `--policy auto` a batch reads the archive
+densely where that is less.
 
 `--budget N` lets a token of an answer read N pairs of each head, chosen by `--policy`: see
 [sparse decoding](methods.md#sparse-decoding). Answers may suffer.
@@ -120,8 +121,9 @@ memory, 16 at most. With a `--budget` and `--policy auto` a batch reads the arch
     "chat": """\
 A conversation about an archive: each turn sees the turns before it, which stay in memory beside the archive; that
 itself is never changed. In a terminal there are line editing and a history, Ctrl-C stops an answer (what was said stays
-said), Ctrl-D ends. From a pipe each line is a turn, and blank lines are skipped; if a turn could not be asked the exit
-status is 1. Lines that begin with `/` are commands; to ask such a line, begin it with a space:
+said), Ctrl-D ends. From a pipe each line is a turn, and blank lines are skipped; if a turn could not be asked, or
+a command failed, the exit status is 1. Lines that begin with `/` are commands; to ask such a line, begin it with
+a space:
 
 | command | effect |
 |---|---|

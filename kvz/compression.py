@@ -15,7 +15,7 @@ from kvz.defaults import METHOD
 from kvz.demand import demand_of
 from kvz.documents import Document, document_from_text, read_document
 from kvz.errors import DocumentError, ModelError, UsageError
-from kvz.manifest_of import manifest_of
+from kvz.manifest_of import manifest_of, parameters_of
 from kvz.models.language_model import LanguageModel, load_model
 from kvz.models.prefill import prefill
 from kvz.progress import Progress, Timings
@@ -89,6 +89,7 @@ def compress_document(source: Document, model: LanguageModel, recipe: Recipe, pr
     prompt = [*frame.prefix_ids, *ids]
     demand = demand_of(recipe, model, frame, ids)
     whole = demand.keeps_everything
+    parameters = parameters_of(recipe, model, frame, len(ids))
     _check_offload(recipe, model)
     _warn(model, whole, len(prompt), progress)
     progress.start("prefill", len(prompt), "tokens")
@@ -107,7 +108,7 @@ def compress_document(source: Document, model: LanguageModel, recipe: Recipe, pr
         cache = evict(full, kept, model.geometry, len(frame.prefix_ids), lambda layer: progress.advance(1))
         cache = with_index(cache, len(frame.prefix_ids), recipe.index)
     progress.finish()
-    manifest = manifest_of(source, model, recipe, frame, len(ids), dropped, kept, demand.budget)
+    manifest = manifest_of(source, model, recipe, frame, parameters, dropped, kept, demand.budget)
     token_ids = torch.tensor(prompt, dtype=torch.int32) if recipe.include_text else None
     return Archive(manifest, cache, token_ids, timings.seconds, model)
 

@@ -25,7 +25,9 @@ from kvz.scoring.budget import Budget
 from kvz.scoring.method import Setting
 from kvz.version import __version__
 
-__all__ = ["manifest_of"]
+__all__ = ["Parameters", "manifest_of", "parameters_of"]
+
+Parameters = dict[str, int | float | str | None]
 
 
 def manifest_of(
@@ -33,12 +35,12 @@ def manifest_of(
     model: LanguageModel,
     recipe: Recipe,
     frame: Frame,
-    tokens: int,
+    parameters: Parameters,
     dropped: int,
     kept: Tensor,
     budget: Budget,
 ) -> Manifest:
-    """The manifest of an archive of `tokens` context tokens, `dropped` left out, with `kept [N,S]` of a `budget`."""
+    """The manifest of an archive that keeps `kept [N,S]` of a `budget`, `dropped` tokens having been left out."""
     of_rows, geometry = kept.sum(1).tolist(), model.geometry
     counts = tuple(tuple(of_rows[geometry.rows(layer)]) for layer in range(geometry.layers))
     prints = model.identity.fingerprints
@@ -57,7 +59,7 @@ def manifest_of(
         prompt=PromptInfo(
             frame=frame.kind,
             prefix_tokens=len(frame.prefix_ids),
-            context_tokens=tokens,
+            context_tokens=kept.shape[1],
             system=recipe.system,
             question=QuestionInfo(frame.seam.before, frame.seam.after_ids, frame.seam.stop_ids, frame.seam.stop_texts),
         ),
@@ -71,7 +73,7 @@ def manifest_of(
         ),
         compression=CompressionInfo(
             method=recipe.method.name,
-            parameters=_parameters(recipe, model, frame, tokens),
+            parameters=parameters,
             allocation=recipe.allocation.name,
             allocation_parameters={**recipe.allocation.parameters(), **recipe.guarantees()},
             ratio=budget.ratio,
@@ -86,7 +88,7 @@ def manifest_of(
     )
 
 
-def _parameters(recipe: Recipe, model: LanguageModel, frame: Frame, length: int) -> dict[str, int | float | str | None]:
+def parameters_of(recipe: Recipe, model: LanguageModel, frame: Frame, length: int) -> Parameters:
     """The method's parameters as the manifest has them: a question is a text, which may be left out."""
     setting = Setting(model, frame, length, recipe.budget.of(1, length))
     parameters = {**recipe.method.parameters(), **recipe.method.provenance(setting, recipe.budget)}

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from kvz.bench.contexts import shown
 from kvz.bench.documents import EXAMPLES, text_of
 from kvz.bench.machine import describe_machine
 from kvz.cli.console import emit, note
@@ -67,7 +68,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         rows.append({"size": str(size), "seconds": seconds, "same": same})
     return {
         "machine": describe_machine(),
-        "model": model.source.id,
+        "model": shown(model.source.id),
         "dtype": model.dtype_name,
         "tokens": archive.manifest.prompt.context_tokens,
         "ratio": options.ratio,

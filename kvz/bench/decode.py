@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from kvz.archive import Archive, load, seam_of
+from kvz.bench.contexts import shown
 from kvz.bench.decode_lengths import measure_lengths, report_lengths
 from kvz.bench.documents import text_of
 from kvz.bench.machine import describe_machine, read_bandwidth
@@ -138,7 +139,7 @@ def measure(model_name: str | None, dtype: str, tokens: int, ratio: float, new: 
     weights = sum(p.numel() * p.element_size() for p in baseline.network.parameters())
     return {
         "machine": describe_machine(),
-        "model": model.source.id,
+        "model": shown(model.source.id),
         "dtype": str(model.dtype).removeprefix("torch."),
         "context_tokens": archive.manifest.prompt.context_tokens,
         "ratio": ratio,

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from kvz.archive import Archive, seam_of
+from kvz.bench.contexts import shown
 from kvz.bench.documents import text_of
 from kvz.bench.machine import describe_machine, read_bandwidth
 from kvz.cache.tail import Tail
@@ -68,7 +69,7 @@ def measure_lengths(
     rows = [_measure(model, length, ratio, budgets, new, bandwidth) for length in lengths]
     return {
         "machine": describe_machine(),
-        "model": model.source.id,
+        "model": shown(model.source.id),
         "dtype": model.dtype_name,
         "ratio": ratio,
         "read_bandwidth_gb_s": bandwidth / 1e9,
@@ -113,7 +114,7 @@ def _measure(
         policy, _, budget = name.partition("@")
         side = ArchiveSide(model, archive, Decoding(policy, int(budget) if budget else None), capacity)
         sides[name] = side
-        read[name] = weights + int(side.reading.pairs_read * pair)
+        read[name] = weights + int(side.reading.pairs_read() * pair)
     seconds = _take_turns(sides, question, new)
     note(f"{length} tokens measured")
     return {

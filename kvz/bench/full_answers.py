@@ -56,9 +56,11 @@ class Reader:
         self._start = cache.logical_length
         self._tail = Tail(model.geometry.shapes, capacity, model.dtype, model.device)
         self._reading = reading or dense_reading(cache)
-        self._question = self._reading.store(self._tail)
+        question, tokens = self._reading.readers()
+        self._question = ArchiveStore(cache, self._tail, question, tokens)
         # Several tokens of an answer in a pass, each of which chooses for itself.
-        self._answer = ArchiveStore(cache, self._tail, self._reading.tokens, self._reading.tokens)
+        self._answer = ArchiveStore(cache, self._tail, tokens, tokens)
+        self.tokens = tokens
 
     def answer(self, question: list[int], gold: list[int], stop_ids: Sequence[int], limit: int) -> FullAnswer:
         """The greedy answer, an end token included; at most `limit` tokens."""

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from kvz.bench.contexts import shown
 from kvz.bench.documents import text_of
 from kvz.bench.machine import describe_machine
 from kvz.bench.pages import fill_place
@@ -72,7 +73,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     names = options.methods.split(",")
     _measure_length(model, names, 256)  # first calls allocate what they keep
     rows = [row for length in lengths for row in _measure_length(model, names, length)]
-    return {"machine": describe_machine(), "model": model.source.id, "dtype": model.dtype_name, "rows": rows}
+    return {"machine": describe_machine(), "model": shown(model.source.id), "dtype": model.dtype_name, "rows": rows}
 
 
 def markdown(result: dict[str, Any]) -> list[str]:

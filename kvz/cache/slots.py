@@ -27,6 +27,7 @@ class TailSlots:
         self._dtype, self._device = dtype, device
         self._size = size
         self._rows: list[Tail] = []
+        self._known: tuple[list[int], Tensor] = [], torch.empty(0)
         self._allocate(capacity)
 
     @property
@@ -35,9 +36,16 @@ class TailSlots:
         return [row.length for row in self._rows]
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of the pairs held in all rows."""
-        return sum(row.nbytes for row in self._rows)
+    def lengths_on_device(self) -> Tensor:
+        """The same as a tensor `[B]`, made once a step."""
+        lengths = self.lengths
+        if self._known[0] != lengths:
+            self._known = lengths, torch.tensor(lengths, device=self._device)
+        return self._known[1]
+
+    def bytes_of(self, index: int) -> int:
+        """Bytes of the pairs held in a row."""
+        return self._rows[index].nbytes
 
     def open(self, tokens: int) -> Tail:
         """The next row, empty, with room for `tokens`."""
@@ -60,7 +68,7 @@ class TailSlots:
 
         What lies in them behind a row's own length means nothing.
         """
-        used, at = len(self._rows), torch.tensor(self.lengths, device=self._device)
+        used, at = len(self._rows), self.lengths_on_device
         rows = torch.arange(used, device=self._device)
         keys, values = self._keys[layer], self._values[layer]
         keys[rows, :, at] = key[:, :, 0]

@@ -85,6 +85,7 @@ def ask(
         console.note(f"kvz: {len(asked)} questions of one word each; a question of several words needs quotes")
     from kvz.archive import load, model_of
     from kvz.cache.index import check_page_size
+    from kvz.decode.batch import automatic_size
     from kvz.decode.conversation import Conversation
     from kvz.decode.decoding import Decoding
     from kvz.decode.sampling import Sampling
@@ -99,9 +100,8 @@ def ask(
     if budget is not None and session.policy == "dense":
         progress.say("the budget covers every head of the archive: all pairs are read")
     if slots != 1 and len(asked) > 1:
-        if policy == "auto" and budget is not None:
-            session.read_less_together(slots or len(asked))
-        failed = _ask_together(session, asked, slots, settings)
+        size = slots or automatic_size(session, [question.text for question in asked], max_new_tokens)
+        failed = _ask_together(session, asked, min(size, len(asked)), policy == "auto", settings)
     else:
         asker = session if turns is None else Conversation(session)
         failed = sum(not _ask_alone(asker, question, settings, len(asked)) for question in asked)
@@ -167,9 +167,16 @@ def _ask_alone(asker: Session | Conversation, question: Question, settings: _Set
     return True
 
 
-def _ask_together(session: Session, asked: list[Question], slots: int | None, settings: _Settings) -> int:
-    """Ask questions side by side and print answers in their order; how many could not be asked."""
-    answers = session.ask_all([question.text for question in asked], settings.limit, settings.sampling, slots)
+def _ask_together(session: Session, asked: list[Question], size: int, free: bool, settings: _Settings) -> int:
+    """Ask questions side by side and print answers in their order; how many could not be asked.
+
+    `free` to choose how the archive is read, what is less to read for all of them is chosen.
+    """
+    reading = session.reading_together(size) if free and size > 1 else session.reading
+    if reading.policy != session.policy and not settings.quiet:
+        console.note("kvz: read once for all the batch, all pairs are less than what each question would choose")
+    texts = [question.text for question in asked]
+    answers = session.ask_all(texts, settings.limit, settings.sampling, size, reading)
     failed = 0
     for question, answer in zip(asked, answers, strict=True):
         _announce(question, settings, len(asked))

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import typer
+
 from kvz.cli import console
 from kvz.cli.answers import PlainAnswer, answer_json, failure_json, statistics
 from kvz.cli.chat_commands import ChatCommands
@@ -23,6 +25,7 @@ from kvz.cli.decode_options import (
 )
 from kvz.cli.options import ArchivePath, DeviceOption, JsonOption, ModelOption, QuietOption
 from kvz.cli.questions import Question
+from kvz.cli.signals import is_final
 from kvz.defaults import MAX_NEW_TOKENS
 from kvz.errors import QuestionError, UsageError
 
@@ -71,18 +74,18 @@ def chat(
     loaded = load(archive, verify=not no_verify)
     session = loaded.session(model_of(loaded.manifest, model, device, console.terminal_progress(quiet)), decoding)
     talk = _Talk(Conversation(session), max_new_tokens, sampling, as_json, quiet)
-    commands = ChatCommands(talk.conversation, policy, talk.turns)
+    commands = ChatCommands(talk.conversation, decoding, talk.turns)
     if sys.stdin.isatty() and not quiet:
         held = console.quantity(loaded.manifest.prompt.context_tokens)
         console.note(f"{loaded.manifest.source.name}: {held} tokens. Ask, or /help; Ctrl-D or /quit ends.")
     for line in _lines():
         if line.startswith("/"):
             if not commands.run(line):
-                return
+                break
         elif line.strip():
             talk.turn(line.strip())
-    if talk.failed and not sys.stdin.isatty():
-        raise QuestionError(f"{talk.failed} of the turns could not be asked")
+    if talk.failed + commands.failed and not sys.stdin.isatty():
+        raise typer.Exit(1)
 
 
 class _Talk:
@@ -101,6 +104,7 @@ class _Talk:
         self._asked += 1
         question, plain = Question(self._asked, text), PlainAnswer()
         said: list[str] = []
+        before = self.conversation.turns
 
         def stream(piece: str) -> None:
             said.append(piece)
@@ -118,11 +122,14 @@ class _Talk:
             )
             return
         except KeyboardInterrupt:
-            if not sys.stdin.isatty():
-                raise
             plain.end_line()
-            console.note("kvz: answer stopped")
-            self.turns.append((text, "".join(said).strip()))
+            if not sys.stdin.isatty() or is_final():
+                raise
+            if self.conversation.turns > before:
+                console.note("kvz: answer stopped")
+                self.turns.append((text, "".join(said).strip()))
+            else:
+                console.note("kvz: question taken back")
             return
         self.turns.append((text, answer.text))
         if self._as_json:
@@ -147,6 +154,8 @@ def _lines() -> Iterator[str]:
             console.note("")
             return
         except KeyboardInterrupt:
+            if is_final():
+                raise
             console.note("  (Ctrl-D or /quit ends)")
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +14,7 @@ from kvz.errors import KvzError, UsageError
 
 if TYPE_CHECKING:
     from kvz.decode.conversation import Conversation
+    from kvz.decode.decoding import Decoding
 
 __all__ = ["ChatCommands"]
 
@@ -19,9 +22,10 @@ __all__ = ["ChatCommands"]
 class ChatCommands:
     """Runs the commands of one chat; `turns` are the questions and answers that /save writes."""
 
-    def __init__(self, conversation: Conversation, policy: str, turns: list[tuple[str, str]]) -> None:
+    def __init__(self, conversation: Conversation, decoding: Decoding, turns: list[tuple[str, str]]) -> None:
+        self.failed = 0
         self._conversation = conversation
-        self._policy = policy
+        self._decoding = decoding
         self._turns = turns
         self._commands: dict[str, tuple[Callable[[str], None], str]] = {
             "/reset": (self._reset, "forget the turns so far"),
@@ -42,6 +46,7 @@ class ChatCommands:
                 raise UsageError(f"no command {name}; /help lists them (to ask such a line, begin with a space)")
             self._commands[name][0](rest.strip())
         except KvzError as error:
+            self.failed += 1
             console.note(f"kvz: {error}")
         return True
 
@@ -53,18 +58,18 @@ class ChatCommands:
     def _stats(self, rest: str) -> None:
         talk = self._conversation
         console.note(
-            f"{talk.turns} turns, {console.quantity(talk.history)} tokens; "
+            f"{_turns(talk.turns)}, {console.quantity(talk.history)} tokens; "
             f"{console.quantity(talk.positions_left)} of the model's positions left; "
             f"{console.size(talk.kv_bytes)} of KV; {talk.policy}"
         )
 
     def _budget(self, rest: str) -> None:
-        from kvz.decode.decoding import AUTO, DENSE, Decoding
+        from kvz.decode.decoding import DENSE, Decoding
 
         if rest != "off" and not (rest.isascii() and rest.isdigit() and len(rest) < 10):
             raise UsageError("give a number of pairs, or off: /budget 256")
-        policy = AUTO if self._policy == DENSE or rest == "off" else self._policy
-        self._conversation.read(Decoding(policy, None if rest == "off" else int(rest)))
+        start = Decoding() if self._decoding.policy == DENSE else self._decoding
+        self._conversation.read(Decoding() if rest == "off" else replace(start, budget=int(rest)))
         console.note(f"the archive is read by {self._conversation.policy}")
 
     def _save(self, rest: str) -> None:
@@ -72,12 +77,29 @@ class ChatCommands:
 
         if not rest:
             raise UsageError("give a file: /save talk.jsonl")
-        with atomic_file(Path(rest), overwrite=False) as file:
+        path = _new_file(rest)
+        with atomic_file(path, overwrite=False) as file:
             for question, answer in self._turns:
                 line = json.dumps({"question": question, "answer": answer}, ensure_ascii=False)
                 file.write(line.encode("utf-8", "backslashreplace") + b"\n")
-        console.note(f"{len(self._turns)} turns written to {rest}")
+        console.note(f"{_turns(len(self._turns))} written to {path}")
 
     def _help(self, rest: str) -> None:
         for name, (_, meaning) in self._commands.items():
             console.note(f"  {name:<8} {meaning}")
+
+
+def _turns(count: int) -> str:
+    return "1 turn" if count == 1 else f"{count} turns"
+
+
+def _new_file(name: str) -> Path:
+    """A file that can be made; raises UsageError for one that is there and for names that no file has."""
+    try:
+        path = Path(name).expanduser()
+        os.lstat(path)
+    except FileNotFoundError:
+        return path
+    except (OSError, ValueError, RuntimeError) as error:
+        raise UsageError(f"no file can be named '{name[:60]}': {error}") from None
+    raise UsageError(f"{path} exists; save under another name")

@@ -28,8 +28,8 @@ PolicyOption = Annotated[
     str,
     typer.Option(
         metavar="NAME",
-        help="How the answer's tokens read the archive: dense, lowbit, hsa, quest, sparq, exact-topk; auto is lowbit "
-        "with a --budget, else dense.",
+        help="How the answer's tokens read the archive: dense, lowbit, hsa, quest, sparq, exact-topk, rocketkv-mt; "
+        "auto is lowbit with a --budget, else dense.",
     ),
 ]
 BudgetOption = Annotated[

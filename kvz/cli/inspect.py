@@ -55,11 +55,21 @@ def _facts(opened: ArchiveFile) -> list[str]:
         "method": f"{info.method} {options}, {info.allocation} {sharing} {share}",
         "kept": f"{console.quantity(info.pairs_kept)} of {console.quantity(info.pairs_total)} pairs "
         f"({100 * info.pairs_kept / info.pairs_total:.1f} %)",
+        "index": _index(m),
         "bytes": ", ".join(f"{kind} {console.size(n)}" for kind, n in sizes.items()),
         "prints": f"model {m.model.fingerprint[:12]}, tokenizer {m.tokenizer.fingerprint[:12]}, "
         f"template {m.tokenizer.template_fingerprint[:12]}",
     }
     return [f"{name:>9}  {value}" for name, value in rows.items()]
+
+
+def _index(manifest: Manifest) -> str:
+    """What sparse decoding has to choose pairs by."""
+    planes, pages = manifest.planes, manifest.pages
+    kinds = [f"{planes.bits} bit planes"] if planes is not None else []
+    if pages is not None:
+        kinds.append(f"bounds of pages of {pages.size}" + (" in 8 bits" if pages.bits == 8 else ""))
+    return ", ".join(kinds) or "none"
 
 
 def _heads(manifest: Manifest) -> str:

@@ -24,6 +24,7 @@ from kvz.cli.compress import compress
 from kvz.cli.console import emit, note, printable
 from kvz.cli.inspect import inspect
 from kvz.cli.models import models
+from kvz.cli.signals import InterruptHandler
 from kvz.cli.verify import verify
 from kvz.errors import KvzError
 from kvz.version import __version__
@@ -54,16 +55,11 @@ def make_app() -> typer.Typer:
 def main() -> NoReturn:
     """Entry point of the `kvz` script."""
     _let_threads_yield()
-    received: list[int] = []
-
-    def interrupt(number: int, frame: object) -> NoReturn:
-        received.append(number)
-        raise KeyboardInterrupt
-
+    interrupt = InterruptHandler()
     for number in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, interrupt)
-    status = run(sys.argv[1:], lambda: bool(received))
+    status = run(sys.argv[1:], lambda: bool(interrupt.received))
     if status == _INTERRUPTED:
         os._exit(status)  # left to itself, Python may end by killing itself with the signal
     sys.exit(status)

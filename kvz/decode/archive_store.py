@@ -12,7 +12,7 @@ from kvz.kernels.attention import grouped_attention
 from kvz.kernels.merge import merge_parts
 from kvz.kernels.sliding_attention import sliding_attention
 
-__all__ = ["ArchiveStore"]
+__all__ = ["ArchiveStore", "pairs_read"]
 
 
 class ArchiveStore:
@@ -27,6 +27,11 @@ class ArchiveStore:
         self._tail = tail
         self._question = question
         self._tokens = tokens
+
+    @property
+    def pairs_read(self) -> float:
+        """Pairs that a token of the answer reads, over all layers and heads, with what it takes to choose them."""
+        return pairs_read(self._cache, self._tokens)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """Attention of n new tokens over archive and tail: `query [1,Hq,n,D]`, `key, value [1,H,n,D]`."""
@@ -69,3 +74,8 @@ class ArchiveStore:
         if not past:
             return own
         return merge_parts([own, grouped_attention(grouped, keys[0, :, :past], values[0, :, :past], scale)])
+
+
+def pairs_read(cache: RaggedCache, reader: ArchiveReader) -> float:
+    """Pairs that a token reads of a whole archive."""
+    return sum(reader.read(layer) for layer in range(len(cache.layers)))

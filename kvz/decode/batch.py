@@ -15,13 +15,14 @@ import torch
 
 from kvz.cache.slots import TailSlots
 from kvz.decode.batch_store import BatchStore
+from kvz.decode.decoding import Reading
 from kvz.decode.run import Answer, Growing, Run
 from kvz.decode.sampling import Sampling
 from kvz.decode.session import Session
 from kvz.errors import QuestionError, UsageError
 from kvz.memory import free_bytes
 
-__all__ = ["ask_batch", "automatic_size"]
+__all__ = ["ask_batch", "automatic_size", "check_size"]
 
 _MOST = 16  # slots that are worth it: beyond, a step costs as much more as it does more
 _CAPACITY = 256  # tokens of a slot to begin with; slots grow
@@ -45,11 +46,18 @@ def automatic_size(session: Session, questions: Sequence[str], max_new_tokens: i
     if not session.reading.batched:
         return 1
     model = session.model
-    longest = max(len(question) for question in questions) + max_new_tokens  # a token has a character or more
-    tokens = min(longest, model.geometry.max_positions)
+    longest = max(len(question.encode("utf-8", "replace")) for question in questions)  # a token has a byte or more
+    around = len(model.tokenizer.encode_plain(session.seam.before)) + len(session.seam.after_ids)
+    tokens = min(longest + around + max_new_tokens, model.geometry.max_positions)
     slot = tokens * sum(2 * s.kv_heads * s.head_dim for s in model.geometry.shapes) * model.dtype.itemsize
     free = free_bytes(model.device)
-    return max(1, min(_MOST, len(questions), free // 2 // slot))
+    return max(1, min(_MOST, len(questions), free // 4 // slot))  # twice: while slots grow, the old ones are there
+
+
+def check_size(size: int) -> None:
+    """Raise UsageError unless `size` is a number of questions that a batch can have."""
+    if type(size) is not int or size < 1:
+        raise UsageError(f"a batch of {size!r} questions: give 1 or more")
 
 
 def ask_batch(
@@ -58,17 +66,23 @@ def ask_batch(
     size: int,
     max_new_tokens: int,
     sampling: Sampling | None = None,
+    reading: Reading | None = None,
 ) -> Iterator[Answer | QuestionError]:
     """The answers to `questions` in their order, each as soon as it and all before it are complete.
 
     A question that cannot be asked gives its error in its place, and the others go on. Raises UsageError if the
     session's policy answers one question at a time.
     """
-    if size > 1 and not session.reading.batched:
-        raise UsageError(f"policy '{session.policy}' answers one question at a time; leave --batch-size out")
+    reading = reading or session.reading
+    check_size(size)
+    if size > 1 and not reading.batched:
+        raise UsageError(f"policy '{reading.policy}' answers one question at a time; leave --batch-size out")
+    return _answers(_Batch(session, reading, size, max_new_tokens, sampling), questions, size)
+
+
+def _answers(batch: _Batch, questions: Iterable[str], size: int) -> Iterator[Answer | QuestionError]:
     waiting = enumerate(questions)
     done: dict[int, Answer | QuestionError] = {}
-    batch = _Batch(session, size, max_new_tokens, sampling)
     following, more = 0, True
     while more or batch.slots:
         while more and len(batch.slots) < size:
@@ -87,14 +101,17 @@ def ask_batch(
 class _Batch:
     """The slots in use, `slots[i]` in row i of the tails."""
 
-    def __init__(self, session: Session, size: int, max_new_tokens: int, sampling: Sampling | None) -> None:
+    def __init__(
+        self, session: Session, reading: Reading, size: int, max_new_tokens: int, sampling: Sampling | None
+    ) -> None:
         model = session.model
+        self._reading = reading
         self.slots: list[_Slot] = []
         self._session = session
         self._max_new_tokens = max_new_tokens
         self._sampling = sampling
         self._tails = TailSlots(model.geometry.shapes, size, _CAPACITY, model.dtype, model.device)
-        self._store = BatchStore(session.cache, self._tails, session.reading.tokens)
+        self._store = BatchStore(session.cache, self._tails, reading)
 
     def enter(self, number: int, question: str) -> dict[int, Answer | QuestionError]:
         """Read a question into the next slot; what that completes."""
@@ -105,7 +122,7 @@ class _Batch:
         except QuestionError as error:
             return {number: error}
         tail = self._tails.open(len(ids) + min(self._max_new_tokens, session.room(len(ids))))
-        run = Run(session.model, session.reading.store(tail), tail, session.cache.logical_length)
+        run = Run(session.model, self._store.question(tail), tail, session.cache.logical_length)
         slot = _Slot(number, growing, len(ids), began)
         growing.take(run.feed(ids))
         slot.first = time.perf_counter()
@@ -131,13 +148,13 @@ class _Batch:
         for row in reversed(range(len(self.slots))):
             slot = self.slots[row]
             if slot.growing.stop is not None:
-                ended[slot.number] = self._answer(slot)
+                ended[slot.number] = self._answer(slot, self._tails.bytes_of(row))
                 self._tails.close(row)
                 self.slots[row] = self.slots[-1]
                 self.slots.pop()
         return ended
 
-    def _answer(self, slot: _Slot) -> Answer:
+    def _answer(self, slot: _Slot, nbytes: int) -> Answer:
         session, now = self._session, time.perf_counter()
         return Answer(
             text=slot.growing.text,
@@ -147,7 +164,7 @@ class _Batch:
             stop=str(slot.growing.stop),
             first_token_seconds=slot.first - slot.began,
             token_seconds=(now - slot.first) / slot.steps if slot.steps else None,
-            kv_bytes=session.cache.nbytes + self._tails.nbytes,
-            policy=session.policy,
-            pairs_read=session.reading.pairs_read if slot.steps else None,
+            kv_bytes=session.cache.nbytes + nbytes,
+            policy=self._reading.policy,
+            pairs_read=self._store.pairs_read if slot.steps else None,
         )

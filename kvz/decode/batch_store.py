@@ -7,7 +7,10 @@ from torch import Tensor
 
 from kvz.cache.ragged import RaggedCache
 from kvz.cache.slots import TailSlots
-from kvz.decode.policies.dense import ArchiveReader, Part
+from kvz.cache.tail import Tail
+from kvz.decode.archive_store import ArchiveStore, pairs_read
+from kvz.decode.decoding import Reading
+from kvz.decode.policies.dense import Part
 from kvz.kernels.attention import attention
 from kvz.kernels.merge import merge_parts
 
@@ -15,19 +18,28 @@ __all__ = ["BatchStore"]
 
 
 class BatchStore:
-    """A pair store for B questions: row b attends the archive as `tokens` reads it, and row b of the tails."""
+    """A pair store for B questions: row b attends the archive as `reading` says, and row b of the tails."""
 
-    def __init__(self, cache: RaggedCache, tails: TailSlots, tokens: ArchiveReader) -> None:
+    def __init__(self, cache: RaggedCache, tails: TailSlots, reading: Reading) -> None:
         self._cache = cache
         self._tails = tails
-        self._tokens = tokens
+        self._question, self._tokens = reading.readers()
+
+    @property
+    def pairs_read(self) -> float:
+        """Pairs that each row reads of the archive in a step."""
+        return pairs_read(self._cache, self._tokens)
+
+    def question(self, tail: Tail) -> ArchiveStore:
+        """The pair store that one row's question is read with."""
+        return ArchiveStore(self._cache, tail, self._question, self._tokens)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """Attention of one new token a row: `query [B,Hq,1,D]`, `key, value [B,H,1,D]`, -> `[B,1,Hq,D]`."""
         batch, heads, _, dim = key.shape
         grouped = query.reshape(batch, heads, -1, dim)
         window = self._cache.layers[layer].window
-        lengths = torch.tensor(self._tails.lengths, device=query.device)[:, None]
+        lengths = self._tails.lengths_on_device[:, None]
         keys, values = self._tails.write(layer, key, value)
         places = torch.arange(keys.shape[2], device=query.device)
         seen = places <= lengths

@@ -10,7 +10,10 @@ from dataclasses import dataclass
 
 from kvz.errors import UsageError
 
-__all__ = ["HeadBudget", "RocketBudget", "head_budget", "rocket_budget"]
+__all__ = ["NEW_TOKENS", "HeadBudget", "RocketBudget", "head_budget", "rocket_budget", "rocket_kept"]
+
+NEW_TOKENS = 128
+"""Tokens of an answer that RocketKV sets room aside for."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,14 @@ def rocket_budget(prompt: int, new: int, budget: int, head_dim: int) -> RocketBu
     page = 1 if page > second else page
     dims = max(1, min(head_dim, int(head_dim * page / second)))
     return RocketBudget(capacity, max(1, capacity - new), page, dims, budget // 2)
+
+
+def rocket_kept(prompt: int, budget: int, head_dim: int) -> int:
+    """Pairs a head that the first stage keeps of `prompt` ones, leaving the paper's room for an answer.
+
+    No fewer than a step may read: answers are attended beside the archive here, so small budgets need no room.
+    """
+    return min(prompt, max(budget, rocket_budget(prompt, NEW_TOKENS, budget, head_dim).kept))
 
 
 @dataclass(frozen=True)

@@ -86,12 +86,14 @@ class Conversation:
             self._close(growing, before, len(ids))
 
     def _close(self, growing: Growing, before: int, asked: int) -> None:
-        """Note which tokens of the answer are in the tail; a question that is not is taken back."""
+        """Note which tokens of the answer are in the tail; a question that was not answered at all is taken back."""
         read = self._tail.length - before - asked
-        if read < 0 or not growing.ids:
+        if read < 0 or (growing.stop is None and not growing.ids):
             self._tail.truncate(before)
             return
-        self._unread = growing.ids[read:]
+        said = growing.said
+        self._tail.truncate(before + asked + len(said))
+        self._unread = said[read:]
         self.turns += 1
 
     def _reserve(self, tokens: int) -> None:

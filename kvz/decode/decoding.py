@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from kvz.cache.ragged import RaggedCache
 from kvz.cache.tail import Tail
-from kvz.decode.archive_store import ArchiveStore
+from kvz.decode.archive_store import ArchiveStore, pairs_read
 from kvz.decode.policies.dense import ArchiveReader, DenseReader
 from kvz.decode.policies.exact_topk import ExactTopK
 from kvz.decode.policies.hsa import HSA
@@ -48,6 +48,10 @@ class Decoding:
             raise UsageError("policy 'dense' reads every pair; leave the budget out")
         if self.policy in POLICIES and self.budget is None:
             raise UsageError(f"policy '{self.policy}' needs a budget: pairs of each head to read in a step (--budget)")
+        if self.budget is not None and type(self.budget) is not int:
+            raise UsageError(f"budget {self.budget!r}: give a whole number of pairs")
+        if self.page_size is not None and (type(self.page_size) is not int or self.page_size < 1):
+            raise UsageError(f"page size {self.page_size!r}: give 1 token or more")
         if self.page_size is not None and self.policy != _PAGED:
             raise UsageError(f"a page size is for policy '{_PAGED}'; leave it out")
         if self.budget is not None and self.page_size is not None and self.page_size > self.budget // 2:
@@ -65,50 +69,54 @@ class Decoding:
         return POLICIES[name](name, cache, prefix, self.budget)
 
 
+Readers = tuple[ArchiveReader, ArchiveReader]
+
+
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """An archive and how it is read: by `question` for a question's tokens, by `tokens` for those of an answer.
+    """An archive and how it is read; `policy` names what is really done.
 
-    `policy` names what is really done.
+    `readers()` are what a question's tokens read the archive by, and those of its answer; they may be made for one
+    question alone, and then it is not `batched` with others.
     """
 
     policy: str
     cache: RaggedCache
-    question: ArchiveReader
-    tokens: ArchiveReader
-
-    @property
-    def batched(self) -> bool:
-        """Whether several questions can be answered side by side: not if each changes how the archive is read."""
-        return not isinstance(self.question, FirstStage)
-
-    @property
-    def pairs_read(self) -> float:
-        """Pairs that a token of an answer reads, over all layers and heads, with what it takes to choose them."""
-        return sum(self.tokens.read(layer) for layer in range(len(self.cache.layers)))
+    readers: Callable[[], Readers]
+    batched: bool = True
 
     def store(self, tail: Tail) -> ArchiveStore:
         """The pair store of one question."""
-        return ArchiveStore(self.cache, tail, self.question, self.tokens)
+        return ArchiveStore(self.cache, tail, *self.readers())
+
+    def pairs_read(self) -> float:
+        """Pairs that a token of an answer reads, over all layers and heads, with what it takes to choose them."""
+        return pairs_read(self.cache, self.readers()[1])
 
 
 def dense_reading(cache: RaggedCache) -> Reading:
     """Every token reads everything."""
     dense = DenseReader(cache)
-    return Reading(DENSE, cache, dense, dense)
+    return Reading(DENSE, cache, lambda: (dense, dense))
 
 
 def sparse_reading(name: str, cache: RaggedCache, prefix: int, selector: Selector) -> Reading:
     """The tokens of answers read what `selector`, which is prepared here, chooses for them."""
     selector.prepare(cache, prefix)
     dense = DenseReader(cache)
-    return Reading(name, cache, dense, SparseReader(cache, prefix, selector, dense))
+    sparse = SparseReader(cache, prefix, selector, dense)
+    return Reading(name, cache, lambda: (dense, sparse))
 
 
 def rocket_mt_reading(name: str, cache: RaggedCache, prefix: int, budget: int) -> Reading:
     """Each question says what the tokens of its answer may choose from."""
-    first = FirstStage(cache, prefix, budget, DenseReader(cache))
-    return Reading(name, cache, first, SecondStage(first, prefix, budget))
+    dense = DenseReader(cache)
+
+    def stages() -> Readers:
+        first = FirstStage(cache, prefix, budget, dense)
+        return first, SecondStage(first, prefix, budget)
+
+    return Reading(name, cache, stages, batched=False)
 
 
 def _chosen_by(selector: Callable[[int], Selector]) -> Maker:

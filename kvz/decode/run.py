@@ -56,11 +56,20 @@ class Growing:
         """At most `limit` tokens, and `at_limit` says in a word what ends it then."""
         self.ids: list[int] = []
         self.stop: str | None = None
+        self._tokenizer = model.tokenizer
         self._text = TextStream(model.tokenizer, seam.stop_texts)
         self._stop_ids = seam.stop_ids
         self._limit = limit
         self._at_limit = at_limit
         self._sampler = Sampler(sampling or Sampling())
+
+    @property
+    def said(self) -> list[int]:
+        """The ids without those that make up a stop text."""
+        kept = len(self.ids)
+        while self._text.stopped and kept and len(self._tokenizer.decode(self.ids[:kept])) > len(self._text.text):
+            kept -= 1
+        return self.ids[:kept]
 
     @property
     def text(self) -> str:
@@ -109,7 +118,8 @@ class Run:
 
     def feed(self, ids: list[int]) -> Tensor:
         """Append tokens to the tail; logits after the last one, `[vocabulary]` float32."""
-        size = _QUESTION_CHUNK - (len(ids) % _QUESTION_CHUNK == 1)  # a last part of one would pass for a new token
+        parts = -(-len(ids) // _QUESTION_CHUNK)
+        size = -(-len(ids) // parts)  # equal parts: a last one of one token would pass for a token of an answer
         for start in range(0, len(ids), size):
             part = torch.tensor(ids[start : start + size])
             logits = self._model.logits(part, self._logical_length + self._tail.length, self._store)

@@ -12,6 +12,8 @@ from kvz.errors import DecodeError, UsageError
 
 __all__ = ["Sampler", "Sampling"]
 
+_COLDEST = 1e-30  # float32 can still divide by it
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -25,6 +27,9 @@ class Sampling:
     def __post_init__(self) -> None:
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
             raise UsageError(f"temperature {self.temperature:g}: give 0 (greedy) or more")
+        for name, value in (("top-k", self.top_k), ("seed", self.seed)):
+            if value is not None and type(value) is not int:
+                raise UsageError(f"{name} {value!r}: give a whole number")
         if self.temperature == 0 and (self.top_p, self.top_k, self.seed) != (None, None, None):
             raise UsageError("top-p, top-k and seed need a temperature above 0; greedy decoding has no use for them")
         if self.top_p is not None and not 0 < self.top_p <= 1:
@@ -54,7 +59,7 @@ class Sampler:
             raise DecodeError("the model's logits are NaN; compress again with --dtype float32")
         if settings.temperature == 0:
             return best
-        scaled = (logits - logits[best]).cpu() / settings.temperature
+        scaled = (logits - logits[best]).cpu() / max(settings.temperature, _COLDEST)
         kept = _top_p(_top_k(scaled, settings.top_k), settings.top_p)
         return int(torch.multinomial(torch.softmax(kept, -1), 1, generator=self._generator))
 

@@ -40,10 +40,10 @@ class Session:
         """Another way to read this archive."""
         return decoding.reading(self.cache, self.prefix)
 
-    def read_less_together(self, questions: int) -> None:
-        """Read the archive densely, once for all, where so many questions side by side would each choose more."""
-        if questions * self.reading.pairs_read > self.cache.pairs:
-            self.reading = dense_reading(self.cache)
+    def reading_together(self, questions: int) -> Reading:
+        """How a batch of so many questions reads least: as one question does, or densely, once for all."""
+        less = self.reading.batched and questions * self.reading.pairs_read() <= self.cache.pairs
+        return self.reading if less else dense_reading(self.cache)
 
     def ask(
         self,
@@ -69,17 +69,24 @@ class Session:
         max_new_tokens: int = MAX_NEW_TOKENS,
         sampling: Sampling | None = None,
         size: int | None = None,
+        reading: Reading | None = None,
     ) -> Iterator[Answer | QuestionError]:
         """The answers to `questions` in their order, `size` of them in a batch (None: as many as memory allows).
 
-        A question that cannot be asked gives its error in its place.
+        A question that cannot be asked gives its error in its place. `reading` is the session's unless it is given.
+        Raises UsageError if the questions are one string, or the size is less than 1.
         """
-        from kvz.decode.batch import ask_batch, automatic_size  # which need sessions themselves
+        from kvz.decode.batch import ask_batch, automatic_size, check_size  # which need sessions themselves
 
+        check_max_new_tokens(max_new_tokens)
+        if isinstance(questions, str) or not isinstance(questions, Sequence):
+            raise UsageError("ask_all takes a list of questions; ask takes one")
         if not questions:
             return iter(())
-        chosen = size or automatic_size(self, questions, max_new_tokens)
-        return ask_batch(self, questions, min(chosen, len(questions)), max_new_tokens, sampling)
+        if size is None:
+            size = automatic_size(self, questions, max_new_tokens)
+        check_size(size)
+        return ask_batch(self, questions, min(size, len(questions)), max_new_tokens, sampling, reading)
 
     def ids_of(self, question: str) -> list[int]:
         """Ids of a question as it follows the context; QuestionError if it is empty, or too long for the model."""
@@ -97,7 +104,8 @@ class Session:
         self, ids: list[int], growing: Growing, tail: Tail, reading: Reading, stream: Callable[[str], None]
     ) -> Answer:
         """The answer to a question of `ids`, whose pairs and the answer's go to the end of `tail`."""
-        run = Run(self.model, reading.store(tail), tail, self.cache.logical_length)
+        store = reading.store(tail)
+        run = Run(self.model, store, tail, self.cache.logical_length)
         seconds = run.answer(ids, growing, stream)
         return Answer(
             text=growing.text,
@@ -109,7 +117,7 @@ class Session:
             token_seconds=seconds[1],
             kv_bytes=self.cache.nbytes + tail.nbytes,
             policy=reading.policy,
-            pairs_read=None if seconds[1] is None else reading.pairs_read,
+            pairs_read=None if seconds[1] is None else store.pairs_read,
         )
 
     def room(self, tokens: int, measure: str = "", history: int = 0) -> int:
@@ -139,5 +147,5 @@ class Session:
 
 def check_max_new_tokens(count: int) -> None:
     """Raise UsageError unless `count` is a length that an answer can have."""
-    if count < 1:
-        raise UsageError(f"max new tokens {count}: give 1 or more")
+    if type(count) is not int or count < 1:
+        raise UsageError(f"max new tokens {count!r}: give a whole number, 1 or more")

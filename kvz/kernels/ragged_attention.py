@@ -16,9 +16,9 @@ from torch import Tensor
 from kvz.kernels.attention import attention
 from kvz.kernels.merge import merge_stacked
 
-__all__ = ["RaggedPlan", "plan_ragged", "ragged_attention", "ragged_attention_with_lse"]
+__all__ = ["MOST_SPLIT_ROWS", "RaggedPlan", "plan_ragged", "ragged_attention", "ragged_attention_with_lse"]
 
-_ROWS_PER_BLOCK = 32  # torch's CPU kernel spreads a head over threads by blocks of this many rows or more
+MOST_SPLIT_ROWS = 32  # torch's CPU kernel spreads a head over threads by blocks of this many rows or more
 _MIN_SPLIT = 256  # below this many pairs a second thread costs more than it saves
 
 
@@ -48,7 +48,7 @@ def plan_ragged(keys: Tensor, values: Tensor, bounds: Sequence[int], rows: int) 
 
     With few rows on a CPU a head's pairs are split over the threads, since there is nothing else to split.
     """
-    wanted = torch.get_num_threads() if keys.device.type == "cpu" and rows <= _ROWS_PER_BLOCK else 1
+    wanted = torch.get_num_threads() if keys.device.type == "cpu" and rows <= MOST_SPLIT_ROWS else 1
     segments: list[Segment] = []
     numbers: list[list[int]] = []
     count = 0

@@ -131,7 +131,9 @@ def check_store(model: ModelIdentity, kind: str) -> Path:
 def load_head_scores(path: Path) -> HeadScores:
     """Read a `.safetensors` or `.tsv` file of head scores; raises ScoringError."""
     if not path.is_file():
-        raise ScoringError(f"no such file of head scores: {path}")
+        raise ScoringError(
+            f"{path} is no file of head scores" if path.exists() else f"no such file of head scores: {path}"
+        )
     return _from_table(path) if path.suffix.lower() == _TABLE else _from_safetensors(path)
 
 

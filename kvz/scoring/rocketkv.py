@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvz.decode.budget import rocket_budget
+from kvz.decode.budget import rocket_kept
 from kvz.scoring.budget import Budget
 from kvz.scoring.method import Setting
 from kvz.scoring.snapkv import SnapKV
 
 __all__ = ["RocketKV"]
-
-_NEW = 128  # tokens an answer may have, for which the paper sets room aside
 
 
 @dataclass(frozen=True)
@@ -37,8 +35,8 @@ class RocketKV(SnapKV):
             return budget
         prompt = len(setting.frame.prefix_ids) + setting.length
         dim = max(shape.head_dim for shape in setting.model.geometry.shapes)
-        split = rocket_budget(prompt, _NEW, budget.tokens, dim)
-        return Budget(tokens=max(1, min(setting.length, split.kept - len(setting.frame.prefix_ids))))
+        kept = rocket_kept(prompt, budget.tokens, dim) - len(setting.frame.prefix_ids)
+        return Budget(tokens=min(setting.length, max(budget.tokens, kept)))
 
     def provenance(self, setting: Setting, budget: Budget) -> dict[str, int | str]:
         return {} if budget.tokens is None else {"step_budget": budget.tokens}

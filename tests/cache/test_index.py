@@ -43,9 +43,13 @@ def layer_of(lengths: list[int], dim: int, seed: int, dtype: torch.dtype, prefix
     size=st.integers(1, 9),
     seed=st.integers(0, 99),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    away=st.sampled_from([0.0, 3.0, -1e4]),
 )
-def test_bounds_in_8_bits_are_bounds_and_close(lengths: list[int], size: int, seed: int, dtype: torch.dtype) -> None:
-    exact = page_layer(layer_of(lengths, 8, seed, dtype), 2, size)
+def test_bounds_in_8_bits_are_bounds_and_close(
+    lengths: list[int], size: int, seed: int, dtype: torch.dtype, away: float
+) -> None:
+    layer = layer_of(lengths, 8, seed, dtype)
+    exact = page_layer(replace(layer, keys=layer.keys + away), 2, size)
     rough = rounded_outward(exact)
     assert rough.extremes.dtype == torch.uint8
     for head, length in enumerate(lengths):

@@ -58,12 +58,30 @@ def test_turns_of_a_file_are_the_same_conversation(
 def test_commands(run: Run, archive: Path, expected: list[str], out: Path) -> None:
     save = out / "talk.jsonl"
     script = [TURNS[0], "/stats", "/budget 16", "/stats", "/budget off", TURNS[1], f"/save {save}", f"/save {save}"]
-    script += ["/reset", TURNS[0], "/help", "/budget x", "/budget 3", "/save", "/nonsense", "/quit", "never asked"]
-    told = run("chat", archive, *FEW, stdin=lines(script)).succeeded()
+    script += [
+        "/reset",
+        TURNS[0],
+        "/help",
+        "/budget x",
+        "/budget 3",
+        "/save",
+        "/save a\0b",
+        f"/save {out}",
+        "/nonsense",
+    ]
+    script += ["/quit", "never asked"]
+    told = run("chat", archive, *FEW, stdin=lines(script))
+    assert told.status == 1  # some of the commands failed
     assert told.text == f"{expected[0]}\n{expected[1]}\n{expected[0]}\n"
-    for words in ("1 turns,", "read by lowbit", "read by dense", "2 turns written", "exists", "forgotten", "/reset"):
+    for words in ("1 turn,", "read by lowbit", "read by dense", "2 turns written", "exists", "forgotten", "/reset"):
         assert words in told.err
-    for words in ("give a number of pairs", "16 or more", "give a file", "no command /nonsense"):
+    for words in (
+        "give a number of pairs",
+        "16 or more",
+        "give a file",
+        "no command /nonsense",
+        "no file can be named",
+    ):
         assert f"kvz: {words}" in told.err or words in told.err
     saved = [json.loads(line) for line in save.read_text().splitlines()]
     assert saved == [{"question": q, "answer": a} for q, a in zip(TURNS[:2], expected, strict=False)]
@@ -116,6 +134,27 @@ def test_a_budget_in_a_batch_reads_what_is_less(run: Run, archive: Path) -> None
     turned.failed("one question at a time", status=2)
 
 
+def test_a_budget_keeps_the_page_size(run: Run, archive: Path) -> None:
+    script = [TURNS[0], "/reset", "/budget 32", TURNS[0]]
+    options = ("--policy", "hsa", "--budget", 32, "--page-size", 8, "--json", *FEW)
+    told = run("chat", archive, *options, stdin=lines(script)).succeeded()
+    assert told.objects[0]["pairs_read"] == told.objects[1]["pairs_read"]
+
+
+def test_sigterm_ends_a_chat_in_a_terminal(archive: Path) -> None:
+    master, slave = pty.openpty()
+    chat = spawn("chat", str(archive), stdin=slave, stdout=slave, stderr=slave)
+    seen, deadline = b"", time.monotonic() + TIMEOUT
+    while b"> " not in seen and time.monotonic() < deadline:
+        if select.select([master], [], [], 0.2)[0]:
+            seen += os.read(master, 1 << 16)
+    time.sleep(1)  # readline looks for signals only once it waits
+    chat.send_signal(signal.SIGTERM)
+    assert chat.wait(TIMEOUT) == 130
+    os.close(master)
+    os.close(slave)
+
+
 def test_ctrl_c_in_a_terminal_stops_an_answer_and_not_the_chat(tmp_path: Path) -> None:
     folder = make_model_folder(tmp_path / "slow", layers=12, max_position_embeddings=16384, eos_token_id=None)
     archive = tmp_path / "a.kvz"
@@ -143,7 +182,7 @@ def test_ctrl_c_in_a_terminal_stops_an_answer_and_not_the_chat(tmp_path: Path) -
     wait_for(b"answer stopped")
     at = len(seen)
     os.write(master, b"/stats\n")
-    wait_for(b"1 turns", at)
+    wait_for(b"1 turn,", at)
     os.write(master, b"/quit\n")
     assert chat.wait(TIMEOUT) == 0
     os.close(master)

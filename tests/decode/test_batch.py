@@ -56,9 +56,8 @@ def test_every_row_chooses_for_itself(archive: Archive, tiny: LanguageModel, pol
     alone = [session.ask(question, 10) for question in QUESTIONS[:7]]
     answers = list(ask_batch(session, QUESTIONS[:7], 3, 10))
     assert [a.ids for a in answers if isinstance(a, Answer)] == [a.ids for a in alone]
-    assert {(a.policy, a.pairs_read) for a in answers if isinstance(a, Answer) and a.new_tokens > 1} <= {
-        (a.policy, a.pairs_read) for a in alone
-    }
+    [what] = {(a.policy, a.pairs_read) for a in answers if isinstance(a, Answer) and a.new_tokens > 1}
+    assert what == (policy, session.reading.pairs_read())
 
 
 def test_a_bad_question_is_reported_in_its_place_and_the_others_go_on(archive: Archive, tiny: LanguageModel) -> None:
@@ -103,3 +102,29 @@ def test_slots_fit_the_questions_and_what_cannot_be_batched_is_refused(archive: 
         next(ask_batch(turned, ["a", "b"], 2, 5))
     assert isinstance(next(ask_batch(turned, ["a"], 1, 5)), Answer)
     assert isinstance(next(ask_batch(turned, [""], 1, 5)), QuestionError)
+
+
+def test_sizes_and_questions_that_make_no_sense(archive: Archive, tiny: LanguageModel) -> None:
+    session = archive.session(tiny, Decoding())
+    for size in (0, -1, True, 1.5):
+        with pytest.raises(UsageError, match="1 or more"):
+            ask_batch(session, ["Why?"], size, 5)  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match="1 or more"):
+            session.ask_all(["Why?"], 5, size=size)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="a list of questions"):
+        session.ask_all("Why?", 5)
+    assert list(session.ask_all([], 5)) == []
+
+
+def test_little_memory_makes_small_batches(
+    archive: Archive, tiny: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = archive.session(tiny, Decoding())
+    asked = ["🙂" * 10] * 20
+    ids = len(session.ids_of(asked[0])) + 30
+    slot = ids * 3 * 2 * 2 * 16 * 4  # layers, heads, keys and values, dimensions, bytes
+    for slots in (2, 5):
+        monkeypatch.setattr("kvz.decode.batch.free_bytes", lambda device, slots=slots: 4 * slots * slot)
+        assert automatic_size(session, asked, 30) == slots
+    monkeypatch.setattr("kvz.decode.batch.free_bytes", lambda device: 0)
+    assert automatic_size(session, asked, 30) == 1

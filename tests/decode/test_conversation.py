@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -149,3 +150,38 @@ def test_without_a_chat_template_turns_follow_as_questions_and_answers(tmp_path:
     options = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": stops, "pad_token_id": 0}
     out = network.generate(prompt, attention_mask=torch.ones_like(prompt), **options)
     assert out[0, len(ids) :][: second.new_tokens].tolist() == list(second.ids)
+
+
+def test_a_stop_text_is_not_part_of_the_history(tmp_path: Path) -> None:
+    """What ends the answer is cut from what later turns see, as it is from what is shown."""
+    model = load_model(str(make_model_folder(tmp_path, template=None)), "cpu", "float32")
+    archive = compress(TEXT, model, ratio=1.0)
+    session = archive.session(model)
+    whole = session.ask("Where?", 12)
+    text = model.tokenizer.decode(whole.ids)
+    stop = next(c for c in text[2:] if c not in ("\ufffd", *text[:2]))
+    session.seam = replace(session.seam, stop_texts=(stop,))
+    talk = Conversation(session)
+    answer = talk.ask("Where?", 12)
+    assert answer.stop == "end"
+    said = list(answer.ids[: answer.ids.index(model.tokenizer.encode_plain(stop)[0])])
+    assert talk.history == answer.question_tokens + len(said)
+    encode, stops = model.tokenizer.encode_plain, list(session.seam.stop_ids)
+    assert archive.token_ids is not None
+    ids = [*archive.token_ids.tolist(), *encode("\n\nQuestion: Where?\nAnswer:"), *said]
+    prompt = torch.tensor([ids + encode("\n\nQuestion: Why?\nAnswer:")])
+    network = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    options = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": stops, "pad_token_id": 0}
+    out = network.generate(prompt, attention_mask=torch.ones_like(prompt), **options)[0, prompt.shape[1] :].tolist()
+    second = list(talk.ask("Why?", 6).ids)
+    assert out[: len(second)] == second
+
+
+def test_an_answer_that_ends_at_once_is_a_turn(tiny: LanguageModel) -> None:
+    archive = compress(TEXT, tiny, ratio=1.0)
+    session = archive.session(tiny)
+    first = session.ask("Where?", 1).ids[0]
+    session.seam = replace(session.seam, stop_ids=(first,))
+    talk = Conversation(session)
+    answer = talk.ask("Where?", 5)
+    assert (answer.text, answer.stop, talk.turns, talk.history) == ("", "end", 1, answer.question_tokens)

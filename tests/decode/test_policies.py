@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvz.cache.bit_planes import BITS, plane_layer
-from kvz.cache.pages import page_layer
+from kvz.cache.pages import page_layer, rounded_outward
 from kvz.cache.ragged import RaggedCache, RaggedLayer
 from kvz.cache.tail import Tail
 from kvz.decode.archive_store import ArchiveStore
-from kvz.decode.decoding import dense_reading, sparse_reading
+from kvz.decode.decoding import POLICIES, dense_reading, sparse_reading
 from kvz.decode.policies.exact_topk import ExactTopK
 from kvz.decode.policies.hsa import HSA
 from kvz.decode.policies.lowbit import LowBit
@@ -283,7 +284,7 @@ def test_sparse_attention_is_exact_over_prefix_choice_and_tail(group):
         want, _ = attention64(q[head], torch.cat([keys, own[0]]), torch.cat([values, own[1]]), 0.25)
         torch.testing.assert_close(got[0, 0, head * group : (head + 1) * group].double(), want, rtol=1e-5, atol=1e-6)
     dims = int(16 * 4 * 24 / 120)
-    assert reading.pairs_read == PREFIX + 12 + 30 * dims / 32 + (PREFIX + 10)
+    assert reading.pairs_read() == PREFIX + 12 + 30 * dims / 32 + (PREFIX + 10)
 
 
 def test_sparq_spreads_what_it_did_not_read_over_the_mean_value():
@@ -305,3 +306,48 @@ def test_sparq_spreads_what_it_did_not_read_over_the_mean_value():
     )
     weight = torch.softmax(torch.stack([lse - share.log(), around[1]]), 0)[..., None]
     torch.testing.assert_close(got[0, 0].double(), weight[0] * mixed + weight[1] * around[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("budget", [16, 40])
+def test_a_head_without_context_pairs_attends_its_prefix_and_the_tail(policy, budget):
+    heads, group, layer = 3, 2, ragged([200, 0, 7])
+    cache = RaggedCache((layer,), 300)
+    reading = POLICIES[policy](policy, cache, PREFIX, budget)
+    tail = Tail([LayerShape(heads, 16)], 50, torch.float32, torch.device("cpu"))
+    torch.manual_seed(6)
+    parts = [torch.randn(heads * (group + 2), n, 16) for n in (9, 1)]
+    _, got = run(reading.store(tail), tail, parts, heads, group)
+    assert torch.isfinite(got).all()
+    q = parts[1][: heads * group, 0].view(heads, group, 16)
+    for head in (1, 2):
+        first, last = layer.bounds[head], layer.bounds[head + 1]
+        own = [torch.cat([part[heads * group + i * heads + head] for part in parts]) for i in (0, 1)]
+        keys, values = torch.cat([layer.keys[first:last], own[0]]), torch.cat([layer.values[first:last], own[1]])
+        want, _ = attention64(q[head], keys, values, 0.25)
+        torch.testing.assert_close(got[0, 0, head * group : (head + 1) * group].double(), want, rtol=1e-5, atol=1e-6)
+
+
+def test_stored_pages_that_do_not_fit_the_budget_are_not_used():
+    layer = ragged([400])
+    layer = replace(layer, pages=page_layer(layer, PREFIX, 64))
+    selector = HSA(32)
+    selector.prepare(RaggedCache((layer,), 500), PREFIX)
+    assert selector.read(0) <= 33
+    exact = HSA(128)
+    exact.prepare(RaggedCache((layer,), 500), PREFIX)
+    assert exact.read(0) == 64 + 7 * 16 / 32  # one page of 64, and all bounds of 7 pages
+
+
+def test_hsa_on_bounds_in_8_bits_equals_the_formula_on_them():
+    torch.manual_seed(8)
+    layer, q = ragged([200]), torch.randn(1, 1, 2, 16)
+    rough = rounded_outward(page_layer(layer, PREFIX, 4))
+    seen, _ = scored(HSA(40), replace(layer, pages=rough), q)
+    upper, lower = (bound.double() for bound in rough.head(0))
+    size, qd = q[0, 0].abs().sum(0), q[0, 0].double()
+    dims = size.topk(int(16 * 4 * 40 / 200)).indices
+    bounds = torch.where(q[0, 0].sum(0)[dims, None] >= 0, upper[dims], lower[dims])
+    share = qd[:, dims].abs().sum(1, keepdim=True) / qd.abs().sum(1, keepdim=True)
+    want = torch.softmax(qd[:, dims] @ bounds * 0.25 / share.sqrt(), 1).mean(0)
+    torch.testing.assert_close(seen[0][0, 0].double(), want, rtol=1e-4, atol=1e-8)

@@ -7,7 +7,13 @@ from typing import Protocol
 from torch import Tensor
 
 from kvz.cache.ragged import RaggedCache
-from kvz.kernels.ragged_attention import RaggedPlan, plan_ragged, ragged_attention, ragged_attention_with_lse
+from kvz.kernels.ragged_attention import (
+    MOST_SPLIT_ROWS,
+    RaggedPlan,
+    plan_ragged,
+    ragged_attention,
+    ragged_attention_with_lse,
+)
 
 __all__ = ["ArchiveReader", "DenseReader"]
 
@@ -51,9 +57,10 @@ class DenseReader:
         return self._cache.layers[layer].bounds[-1]
 
     def _plan(self, layer: int, rows: int) -> RaggedPlan:
-        plan = self._plans.get((layer, rows))
+        few = min(rows, MOST_SPLIT_ROWS + 1)  # above it, all are planned alike
+        plan = self._plans.get((layer, few))
         if plan is None:
             pruned = self._cache.layers[layer]
-            plan = plan_ragged(pruned.keys, pruned.values, pruned.bounds, rows)
-            self._plans[layer, rows] = plan
+            plan = plan_ragged(pruned.keys, pruned.values, pruned.bounds, few)
+            self._plans[layer, few] = plan
         return plan

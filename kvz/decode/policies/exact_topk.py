@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from kvz.cache.ragged import RaggedLayer
-from kvz.decode.policies.selection import Selection, Selector, Units, context_lengths, group_mean
+from kvz.decode.policies.selection import Selection, Selector, Units, context_keys, group_mean
 
 __all__ = ["ExactTopK"]
 
@@ -30,9 +30,3 @@ class ExactTopK(Selector):
 
     def read(self, layer: int) -> float:
         return float(sum(self._layers[layer][0].takes))
-
-
-def context_keys(layer: RaggedLayer, prefix: int) -> list[Tensor]:
-    """Views of each head's keys `[L,D]`, without the prefix."""
-    lengths = context_lengths(layer, prefix)
-    return [layer.keys[b - length : b] for b, length in zip(layer.bounds[1:], lengths, strict=True)]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from kvz.cache.pages import PagedLayer, pages_of
+from kvz.cache.pages import PAGE, PagedLayer, pages_of
 from kvz.cache.ragged import RaggedLayer
 from kvz.decode.budget import HeadBudget, head_budget
 from kvz.decode.policies.selection import (
@@ -34,14 +34,16 @@ class HSA(Selector):
     """Half the budget reads the bounds of every page in the dimensions where the group's queries are largest."""
 
     def __init__(self, budget: int, page: int | None = None) -> None:
-        """`page` is the size of a page in tokens; None takes the archive's pages, or the default."""
+        """`page` is the size of a page in tokens; None takes the archive's pages where half the budget
+        holds one, or the default."""
         super().__init__(budget)
         self.page = page
         self._layers: dict[int, _Layer] = {}
 
     def prepare_layer(self, index: int, layer: RaggedLayer, prefix: int) -> None:
         lengths, dim = context_lengths(layer, prefix), layer.keys.shape[1]
-        pages = pages_of(layer, prefix, self.page)
+        stored = layer.pages is not None and layer.pages.size <= self.budget // 2
+        pages = pages_of(layer, prefix, self.page if self.page or stored else min(PAGE, self.budget // 2))
         budgets = [head_budget(n, pages.size, self.budget, dim) for n in lengths]
         units = Units.of(layer, prefix, pages.size, [None if b.whole else b.pages for b in budgets])
         read = sum(b.pairs_read(n, pages.size, dim) for b, n in zip(budgets, lengths, strict=True))

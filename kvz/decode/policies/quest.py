@@ -10,7 +10,7 @@ from kvz.decode.policies.selection import Selection, Selector, Units, context_le
 
 __all__ = ["Quest"]
 
-PAGE = 16
+_PAGE = 16
 
 
 class Quest(Selector):
@@ -25,7 +25,7 @@ class Quest(Selector):
 
     def prepare_layer(self, index: int, layer: RaggedLayer, prefix: int) -> None:
         lengths = context_lengths(layer, prefix)
-        size = max(PAGE, page_count(max(lengths), max(1, self.budget // 2)))
+        size = max(_PAGE, page_count(max(lengths), max(1, self.budget // 2)))
         takes = [None if n <= self.budget else max(1, self.budget // 2 // size) for n in lengths]
         self._layers[index] = Units.of(layer, prefix, size, takes), pages_of(layer, prefix, size)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import max_pool1d
 
 from kvz.cache.ragged import RaggedCache, RaggedLayer
-from kvz.decode.budget import rocket_budget
+from kvz.decode.budget import rocket_kept
 from kvz.decode.policies.dense import DenseReader, Part
 from kvz.decode.policies.hsa import HSA
 from kvz.decode.policies.sparse import SparseReader
@@ -21,11 +21,10 @@ from kvz.decode.policies.sparse import SparseReader
 __all__ = ["FirstStage", "SecondStage"]
 
 _WINDOW, _KERNEL = 32, 63
-_NEW = 128  # tokens an answer may have, for which the paper sets room aside
 
 
 class FirstStage:
-    """Reads an archive densely for a question, and notes for each layer which pairs the answer may choose from."""
+    """Reads an archive densely for one question, and notes for each layer which pairs the answer may choose from."""
 
     def __init__(self, cache: RaggedCache, prefix: int, budget: int, dense: DenseReader) -> None:
         self.chosen: dict[int, RaggedLayer] = {}
@@ -45,16 +44,14 @@ class FirstStage:
             begin = first + self._prefix
             keep = min(self.kept(last - first, query.shape[-1]), last - begin)
             weights = torch.exp(window[head] @ stored.keys[begin:last].float().t() * scale - sums[head][..., None])
-            kernel = min(_KERNEL, 2 * (last - begin) + 1)
-            pooled = max_pool1d(weights.sum((0, 1))[None], kernel, stride=1, padding=kernel // 2)[0]
-            best = pooled.topk(keep).indices.sort().values + begin
+            best = _pooled(weights.sum((0, 1))).topk(keep).indices.sort().values + begin
             rows.append(torch.cat([torch.arange(first, begin, device=best.device), best]))
         self.chosen[layer] = _restricted(stored, rows)
         return out
 
     def kept(self, length: int, dim: int) -> int:
         """Context pairs that stay open to the second stage, of a head of `length`, prefix included."""
-        return max(1, rocket_budget(length, _NEW, self._budget, dim).kept - self._prefix)
+        return max(self._budget, rocket_kept(length, self._budget, dim) - self._prefix)
 
     def read(self, layer: int) -> float:
         """All of them."""
@@ -63,7 +60,7 @@ class FirstStage:
 
 @dataclass(eq=False)
 class SecondStage:
-    """HSA over what the question's first stage left open in each layer; pages are made anew for each question."""
+    """HSA over what the first stage of the same question left open in each layer."""
 
     first: FirstStage
     prefix: int
@@ -94,6 +91,14 @@ class SecondStage:
             made = chosen, SparseReader(cache, self.prefix, selector, DenseReader(cache))
             self._made[layer] = made
         return made[1]
+
+
+def _pooled(sums: Tensor) -> Tensor:
+    """The largest of the positions around each, `[L]`."""
+    if not len(sums):
+        return sums
+    kernel = min(_KERNEL, 2 * len(sums) + 1)  # a wider one sees no more
+    return max_pool1d(sums[None], kernel, stride=1, padding=kernel // 2)[0]
 
 
 def _restricted(layer: RaggedLayer, rows: list[Tensor]) -> RaggedLayer:

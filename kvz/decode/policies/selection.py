@@ -16,7 +16,16 @@ from torch import Tensor
 
 from kvz.cache.ragged import RaggedCache, RaggedLayer
 
-__all__ = ["Selection", "Selector", "Units", "group_mean", "largest_dims", "temperature"]
+__all__ = [
+    "Selection",
+    "Selector",
+    "Units",
+    "context_keys",
+    "context_lengths",
+    "group_mean",
+    "largest_dims",
+    "temperature",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,6 +128,12 @@ class Selector(ABC):
 def context_lengths(layer: RaggedLayer, prefix: int) -> list[int]:
     """Context pairs of each head."""
     return [last - first - prefix for first, last in pairwise(layer.bounds)]
+
+
+def context_keys(layer: RaggedLayer, prefix: int) -> list[Tensor]:
+    """Views of each head's keys `[L,D]`, without the prefix."""
+    lengths = context_lengths(layer, prefix)
+    return [layer.keys[b - length : b] for b, length in zip(layer.bounds[1:], lengths, strict=True)]
 
 
 def largest_dims(query: Tensor, most: int) -> Tensor:

@@ -6,8 +6,15 @@ import torch
 from torch import Tensor
 
 from kvz.cache.ragged import RaggedLayer
-from kvz.decode.policies.exact_topk import context_keys
-from kvz.decode.policies.selection import Selection, Selector, Units, context_lengths, largest_dims, temperature
+from kvz.decode.policies.selection import (
+    Selection,
+    Selector,
+    Units,
+    context_keys,
+    context_lengths,
+    largest_dims,
+    temperature,
+)
 
 __all__ = ["SparQ"]
 
@@ -47,7 +54,7 @@ class SparQ(Selector):
         selection = units.select(weights.mean(2) + newest)
         at = (selection.rows - units.begins[:, None, None]).clamp_min(0).masked_fill(~selection.valid, 0)
         found = weights.gather(3, at.unsqueeze(2).expand(-1, -1, query.shape[2], -1))
-        covered = (found * selection.valid.unsqueeze(2)).sum(3)
+        covered = found.masked_fill(~selection.valid.unsqueeze(2), 0).sum(3)
         return Selection(selection.rows, selection.valid, covered)
 
     def read(self, layer: int) -> float:
