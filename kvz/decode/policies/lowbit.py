@@ -31,7 +31,7 @@ class LowBit(Selector):
     """A part of the budget reads rows of the index, the rest tokens.
 
     The index gets `bits` a dimension on average, more where the query weighs more, as long as that takes no more than
-    the share `most` of the budget: both found by measurement (docs/methods.md).
+    the share `most` of the budget. Both were chosen on documents that docs/methods.md does not measure on.
     """
 
     def __init__(self, budget: int, bits: float = 1.5, most: float = 0.4) -> None:
