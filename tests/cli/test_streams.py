@@ -81,7 +81,7 @@ def test_a_stdout_that_cannot_hold_every_character_holds_the_others(archive: Pat
     assert outcome.status == 0, outcome.err
     assert b"pairs (40.0 %)" in outcome.out
     assert b"each head" in outcome.out
-    assert outcome.out.count(b"\n") == 16
+    assert outcome.out.count(b"\n") == 17
 
 
 def test_json_is_json_in_any_encoding(run: Run, archive: Path, monkeypatch: pytest.MonkeyPatch) -> None:
