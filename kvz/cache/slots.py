@@ -47,10 +47,14 @@ class TailSlots:
         """Bytes of the pairs held in a row."""
         return self._rows[index].nbytes
 
-    def open(self, tokens: int) -> Tail:
-        """The next row, empty, with room for `tokens`."""
+    def reserve(self, tokens: int) -> None:
+        """Make room for `tokens` in every row. Tails that were opened before lie elsewhere afterwards."""
         if tokens > self._capacity:
             self._allocate(max(tokens, 2 * self._capacity))
+
+    def open(self, tokens: int) -> Tail:
+        """The next row, empty, with room for `tokens`."""
+        self.reserve(tokens)
         row = self._row(len(self._rows))
         self._rows.append(row)
         return row

@@ -40,8 +40,12 @@ class ArchiveStore:
         if self._cache.layers[layer].window is not None:
             return self._over_window(layer, grouped, key, value, scale)
         reader = self._tokens if n == 1 else self._question
-        out = reader.attend(layer, grouped, scale, self._over_tail(layer, grouped, key, value, scale))
+        out = reader.attend(layer, grouped, scale, self.over_tail(layer, grouped, key, value, scale))
         return out.to(query.dtype).view(1, -1, n, dim).transpose(1, 2)
+
+    def slides(self, layer: int) -> bool:
+        """Whether a layer sees a window only."""
+        return self._cache.layers[layer].window is not None
 
     def _over_window(self, layer: int, grouped: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """Attention of a sliding layer: over what its window still sees of the archive and of the tail."""
@@ -64,7 +68,7 @@ class ArchiveStore:
             out = sliding_attention(grouped, joined[0], joined[1], scale, window)
         return out.reshape(1, heads * group, n, dim).transpose(1, 2)
 
-    def _over_tail(self, layer: int, grouped: Tensor, key: Tensor, value: Tensor, scale: float) -> Part:
+    def over_tail(self, layer: int, grouped: Tensor, key: Tensor, value: Tensor, scale: float) -> Part:
         """Attention over the tail's past and the new tokens themselves, causal."""
         past, n = self._tail.length, key.shape[2]
         keys, values = self._tail.write(layer, key, value)

@@ -1,6 +1,6 @@
 """Many questions over one archive in one batch: each in a slot of its own, the archive's pairs read once for all.
 
-A question enters a free slot as soon as there is one: it is read alone, and then grows a token a step together with
+Questions enter free slots as soon as there are any, all of them in one pass, and then grow a token a step together with
 the others. Answers are given back in the order of the questions.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TypeVar
 
 import torch
@@ -26,6 +27,7 @@ __all__ = ["ask_batch", "automatic_size", "check_size"]
 
 _MOST = 16  # slots that are worth it: beyond, a step costs as much more as it does more
 _CAPACITY = 256  # tokens of a slot to begin with; slots grow
+_PASS = 1024  # tokens of questions that are read together
 Key = TypeVar("Key")
 
 
@@ -85,14 +87,9 @@ def _answers(batch: _Batch, questions: Iterable[str], size: int) -> Iterator[Ans
     done: dict[int, Answer | QuestionError] = {}
     following, more = 0, True
     while more or batch.slots:
-        while more and len(batch.slots) < size:
-            item = next(waiting, None)
-            more = item is not None
-            if item is not None:
-                done.update(batch.enter(*item))
-                break  # an answer that is complete is not kept waiting for the batch to fill
-        if not more or len(batch.slots) == size:
-            done.update(batch.step())
+        free = list(islice(waiting, size - len(batch.slots)))
+        more = more and bool(free or len(batch.slots) == size)
+        done.update(batch.enter(free) if free else batch.step())
         while following in done:
             yield done.pop(following)
             following += 1
@@ -113,21 +110,44 @@ class _Batch:
         self._tails = TailSlots(model.geometry.shapes, size, _CAPACITY, model.dtype, model.device)
         self._store = BatchStore(session.cache, self._tails, reading)
 
-    def enter(self, number: int, question: str) -> dict[int, Answer | QuestionError]:
-        """Read a question into the next slot; what that completes."""
-        session, began = self._session, time.perf_counter()
-        try:
-            ids = session.ids_of(question)
-            growing = session.growing(len(ids), self._max_new_tokens, self._sampling)
-        except QuestionError as error:
-            return {number: error}
-        tail = self._tails.open(len(ids) + min(self._max_new_tokens, session.room(len(ids))))
-        run = Run(session.model, self._store.question(tail), tail, session.cache.logical_length)
-        slot = _Slot(number, growing, len(ids), began)
-        growing.take(run.feed(ids))
-        slot.first = time.perf_counter()
-        self.slots.append(slot)
-        return self._complete()
+    def enter(self, questions: Sequence[tuple[int, str]]) -> dict[int, Answer | QuestionError]:
+        """Read numbered questions into the next slots, in one pass if they are not long; what that completes."""
+        failed: dict[int, Answer | QuestionError] = {}
+        asked: list[tuple[_Slot, list[int]]] = []
+        for number, question in questions:
+            try:
+                ids = self._session.ids_of(question)
+                growing = self._session.growing(len(ids), self._max_new_tokens, self._sampling)
+                asked.append((_Slot(number, growing, len(ids), time.perf_counter()), ids))
+            except QuestionError as error:
+                failed[number] = error
+        while asked:
+            together = _fitting(asked)
+            self._read(asked[:together])
+            asked = asked[together:]
+        return failed | self._complete()
+
+    def _read(self, asked: Sequence[tuple[_Slot, list[int]]]) -> None:
+        """Read questions laid end to end; one that is too long for a pass comes alone, and in parts."""
+        session, start = self._session, self._session.cache.logical_length
+        rooms = [len(ids) + min(self._max_new_tokens, session.room(len(ids))) for _, ids in asked]
+        self._tails.reserve(max(rooms))
+        tails = [self._tails.open(room) for room in rooms]
+        lengths = [len(ids) for _, ids in asked]
+        if len(asked) == 1:
+            store = self._store.questions(tails, lengths)
+            logits = Run(session.model, store, tails[0], start).feed(asked[0][1])[None]
+        else:
+            ids = torch.tensor([i for _, own in asked for i in own])
+            positions = torch.cat([torch.arange(start, start + n) for n in lengths])
+            store = self._store.questions(tails, lengths)
+            logits = session.model.logits_at(ids, positions, store, torch.tensor(lengths).cumsum(0) - 1)
+            for tail, length in zip(tails, lengths, strict=True):
+                tail.advance(length)
+        for (slot, _), row in zip(asked, logits, strict=True):
+            slot.growing.take(row)
+            slot.first = time.perf_counter()
+            self.slots.append(slot)
 
     def step(self) -> dict[int, Answer | QuestionError]:
         """One token more for every slot; the answers that this completes."""
@@ -168,3 +188,14 @@ class _Batch:
             policy=self._reading.policy,
             pairs_read=self._store.pairs_read if slot.steps else None,
         )
+
+
+def _fitting(asked: Sequence[tuple[_Slot, list[int]]]) -> int:
+    """How many of the first questions go into one pass: one at least."""
+    total, count = 0, 0
+    for _, ids in asked:
+        total += len(ids)
+        if total > _PASS and count:
+            break
+        count += 1
+    return count

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -11,6 +13,7 @@ from kvz.cache.tail import Tail
 from kvz.decode.archive_store import ArchiveStore, pairs_read
 from kvz.decode.decoding import Reading
 from kvz.decode.policies.dense import Part
+from kvz.decode.questions_store import QuestionsStore
 from kvz.kernels.attention import attention
 from kvz.kernels.merge import merge_parts
 
@@ -30,9 +33,10 @@ class BatchStore:
         """Pairs that each row reads of the archive in a step."""
         return pairs_read(self._cache, self._tokens)
 
-    def question(self, tail: Tail) -> ArchiveStore:
-        """The pair store that one row's question is read with."""
-        return ArchiveStore(self._cache, tail, self._question, self._tokens)
+    def questions(self, tails: Sequence[Tail], lengths: Sequence[int]) -> QuestionsStore:
+        """The pair store that questions of so many tokens are read with, into a tail each."""
+        stores = [ArchiveStore(self._cache, tail, self._question, self._tokens) for tail in tails]
+        return QuestionsStore(stores, lengths, self._question)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """Attention of one new token a row: `query [B,Hq,1,D]`, `key, value [B,H,1,D]`, -> `[B,1,Hq,D]`."""

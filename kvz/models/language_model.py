@@ -71,6 +71,13 @@ class LanguageModel:
         return logits
 
     @torch.inference_mode()
+    def logits_at(self, ids: Tensor, positions: Tensor, store: PairStore, at: Tensor) -> Tensor:
+        """Logits after the tokens `at [k]` of `ids [n]`, which have any `positions [n]`: `[k, vocabulary]` float32."""
+        inputs = self._inputs(ids, 0, store) | {"position_ids": positions.to(self.device)[None]}
+        logits: Tensor = self.network(**inputs, logits_to_keep=at.to(self.device)).logits[0].float()
+        return logits
+
+    @torch.inference_mode()
     def step(self, ids: Tensor, positions: Tensor, store: PairStore) -> Tensor:
         """Logits after one token each of B sequences, `ids, positions [B]`: `[B, vocabulary]` float32."""
         inputs = self._inputs(ids, 0, store)
