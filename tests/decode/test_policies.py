@@ -10,31 +10,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvz.cache.bit_planes import BITS, plane_layer
 from kvz.cache.pages import page_layer, rounded_outward
-from kvz.cache.ragged import RaggedCache, RaggedLayer
+from kvz.cache.ragged import RaggedCache
 from kvz.cache.tail import Tail
-from kvz.decode.archive_store import ArchiveStore
 from kvz.decode.decoding import POLICIES, dense_reading, sparse_reading
 from kvz.decode.policies.exact_topk import ExactTopK
 from kvz.decode.policies.hsa import HSA
 from kvz.decode.policies.lowbit import LowBit
 from kvz.decode.policies.quest import Quest
-from kvz.decode.policies.selection import Selection, Selector, Units
 from kvz.decode.policies.sparq import SparQ
 from kvz.geometry import LayerShape
+from tests.decode.ragged import GROUPS, LENGTHS, PREFIX, context, ragged, rows_of, run, scored
 from tests.reference import attention64
-
-PREFIX = 3
-GROUPS = [1, 3, 4, 8]
-
-
-def ragged(lengths: list[int], dim: int = 16, seed: int = 0) -> RaggedLayer:
-    """A layer whose heads keep `lengths` context pairs beside the prefix."""
-    generator = torch.Generator().manual_seed(seed)
-    offsets = torch.tensor([0, *(PREFIX + n for n in lengths)]).cumsum(0)
-    keys, values = (torch.randn(int(offsets[-1]), dim, generator=generator) for _ in range(2))
-    return RaggedLayer(keys, values, offsets, torch.zeros(len(keys), dtype=torch.int32))
 
 
 def hsa64(q: torch.Tensor, k: torch.Tensor, page: int, dims: int, scale: float) -> torch.Tensor:
@@ -54,30 +41,6 @@ def hsa64(q: torch.Tensor, k: torch.Tensor, page: int, dims: int, scale: float) 
         share = float(q[g, order].abs().sum() / q[g].abs().sum())
         logits[g] *= scale / math.sqrt(share)
     return torch.softmax(logits, 1).mean(0)
-
-
-LENGTHS = [200, 61, 30, 0]
-
-
-def scored(selector: Selector, layer: RaggedLayer, q: torch.Tensor) -> tuple[list[torch.Tensor], Selection]:
-    """The scores that a selector ranks units by, `[H,n,units]`, and its selection, for `q [H,n,G,D]`."""
-    seen: list[torch.Tensor] = []
-    selector.prepare(RaggedCache((layer,), 400), PREFIX)
-    with pytest.MonkeyPatch.context() as patch:
-        select = Units.select
-        patch.setattr(Units, "select", lambda units, scores: seen.append(scores) or select(units, scores))
-        return seen, selector.choose(0, q, 0.25)
-
-
-def rows_of(layer: RaggedLayer, selection: Selection, head: int, token: int) -> list[int]:
-    """The context tokens chosen for a token in a head, each once."""
-    rows = selection.rows[head, token][selection.valid[head, token]] - layer.bounds[head] - PREFIX
-    assert len(set(rows.tolist())) == len(rows)
-    return sorted(rows.tolist())
-
-
-def context(layer: RaggedLayer, head: int) -> torch.Tensor:
-    return layer.keys[layer.bounds[head] + PREFIX : layer.bounds[head + 1]].double()
 
 
 @pytest.mark.parametrize("group", GROUPS)
@@ -146,63 +109,6 @@ def test_sparq_and_exact_topk_equal_their_formulas(group):
     torch.testing.assert_close(sparq.coverage[2], torch.ones(2, group))
 
 
-@pytest.mark.parametrize("group", GROUPS)
-@pytest.mark.parametrize(("average", "share"), [(4, 0.1), (1.5, 0.4), (4, 1.0)])
-def test_lowbit_equals_its_formula(group, average, share):
-    """Codes, rows and scores written out: the rows of bits with the largest sum of |q| range / 2^(b+1)."""
-    torch.manual_seed(3)
-    layer, q, budget = ragged([200, 41]), torch.randn(2, 2, group, 16), 40
-    seen, selection = scored(LowBit(budget, average, share), layer, q)
-    for head, length in ((0, 200), (1, 41)):
-        keys, qd = context(layer, head), q[head, 1].double()
-        low, span = keys.amin(0), keys.amax(0) - keys.amin(0)
-        codes = ((keys - low) / span * 2**BITS).floor().clamp(0, 2**BITS - 1).long()
-        rows = min(16 * BITS, int(16 * average), int(share * budget * 32 * 16 / length))
-        gains = {(b, d): float((qd[:, d].abs() * span[d]).sum()) / 2 ** (b + 1) for b in range(BITS) for d in range(16)}
-        approximate = torch.zeros(group, length, dtype=torch.float64)
-        for b, d in sorted(gains, key=lambda row: -gains[row])[:rows]:
-            bit = (codes[:, d] >> (BITS - 1 - b)) & 1
-            approximate += qd[:, d, None] * span[d] / 2 ** (b + 1) * bit
-        want = torch.softmax(approximate * 0.25, 1).mean(0)
-        torch.testing.assert_close(seen[0][head, 1, :length].double(), want, rtol=1e-4, atol=1e-7)
-        take = max(1, int(budget - rows * length / (32 * 16)))
-        kept = rows_of(layer, selection, head, 1)
-        assert len(kept) == take
-        assert min(want[kept]) >= sorted(want)[-take] * (1 - 1e-5)
-
-
-def test_all_bits_in_all_dimensions_are_close_to_the_keys():
-    """With every row read, an approximate score is off by no more than half a cell of every channel."""
-    layer, q = ragged([100], seed=4), torch.randn(1, 1, 1, 16)
-    planes = plane_layer(layer, PREFIX)
-    bits = planes.rows(0, torch.arange(16 * BITS))[:, :100].double()
-    got = planes.weights(q)[0, 0].double() @ bits
-    true = q[0, 0].double() @ context(layer, 0).T
-    cell = (q[0, 0].abs() * planes.ranges[0]).sum() / 2**BITS
-    difference = got - true
-    assert (difference - difference.mean()).abs().max() <= cell
-
-
-@settings(max_examples=40, deadline=None)
-@given(lengths=st.lists(st.integers(0, 40), min_size=1, max_size=4), seed=st.integers(0, 99))
-def test_planes_hold_the_codes_of_their_tokens_and_no_others(lengths, seed):
-    layer = ragged(lengths, 8, seed)
-    planes = plane_layer(layer, PREFIX)
-    assert planes.planes.shape == (8 * BITS, sum(-(-n // 8) for n in lengths))
-    assert planes.nbytes == planes.planes.numel() + 4 * 8 * len(lengths)
-    for head, length in enumerate(lengths):
-        if not length:
-            continue
-        keys = context(layer, head)
-        bits = planes.rows(head, torch.arange(8 * BITS))[:, :length].view(BITS, 8, length).double()
-        codes = sum(bits[b] * 2 ** (BITS - 1 - b) for b in range(BITS))
-        span = keys.amax(0) - keys.amin(0)
-        low = keys.amin(0) + codes.T / 2**BITS * span
-        slack = 1e-4 * (1 + span)
-        assert (keys >= low - slack).all()
-        assert (keys <= low + span / 2**BITS + slack).all()
-
-
 def test_what_each_selector_pays():
     """Traffic in pairs: what is read to choose, what is chosen, and heads that the budget covers whole."""
     layer = ragged(LENGTHS)
@@ -235,16 +141,6 @@ def test_pages_bound_their_tokens_and_no_others(lengths, size, seed):
             part = keys[page * size : (page + 1) * size]
             assert torch.equal(part.amax(0), upper[:, page])
             assert torch.equal(part.amin(0), lower[:, page])
-
-
-def run(policy: ArchiveStore, tail: Tail, parts: list[torch.Tensor], heads: int, group: int) -> list[torch.Tensor]:
-    """Attention outputs of a question and of tokens after it, the same random inputs for every policy."""
-    outs = []
-    for part in parts:
-        q, k, v = part[: heads * group], part[heads * group : heads * group + heads], part[-heads:]
-        outs.append(policy.attend(0, q[None], k[None], v[None], 0.25))
-        tail.advance(part.shape[1])
-    return outs
 
 
 @pytest.mark.parametrize("group", GROUPS)
