@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 import torch
+
+if not torch.cuda.is_available():  # Triton reads it when it is imported
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from kvz.errors import ModelError
 from kvz.models.language_model import LanguageModel, load_model
