@@ -7,10 +7,12 @@ from torch import Tensor
 
 from kvz.cache.ragged import RaggedCache
 from kvz.cache.tail import Tail
-from kvz.decode.policies.dense import ArchiveReader, Part
+from kvz.decode.beside import Beside, Part
+from kvz.decode.policies.dense import ArchiveReader
 from kvz.kernels.attention import grouped_attention
 from kvz.kernels.merge import merge_parts
 from kvz.kernels.sliding_attention import sliding_attention
+from kvz.kernels.tails import Tails
 
 __all__ = ["ArchiveStore", "pairs_read"]
 
@@ -39,13 +41,22 @@ class ArchiveStore:
         grouped = query.reshape(heads, -1, n, dim)
         if self._cache.layers[layer].window is not None:
             return self._over_window(layer, grouped, key, value, scale)
-        reader = self._tokens if n == 1 else self._question
-        out = reader.attend(layer, grouped, scale, self.over_tail(layer, grouped, key, value, scale))
+        if n == 1:
+            out = self._tokens.attend(layer, grouped, scale, self._beside_token(layer, grouped, key, value, scale))
+        else:
+            own = self.over_tail(layer, grouped, key, value, scale)
+            out = self._question.attend(layer, grouped, scale, Beside(lambda: own))
         return out.to(query.dtype).view(1, -1, n, dim).transpose(1, 2)
 
     def slides(self, layer: int) -> bool:
         """Whether a layer sees a window only."""
         return self._cache.layers[layer].window is not None
+
+    def _beside_token(self, layer: int, grouped: Tensor, key: Tensor, value: Tensor, scale: float) -> Beside:
+        keys, values = self._tail.write(layer, key, value)
+        return Beside(
+            lambda: grouped_attention(grouped, keys[0], values[0], scale), Tails(keys, values, (keys.shape[2],))
+        )
 
     def _over_window(self, layer: int, grouped: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """Attention of a sliding layer: over what its window still sees of the archive and of the tail."""
@@ -70,10 +81,8 @@ class ArchiveStore:
 
     def over_tail(self, layer: int, grouped: Tensor, key: Tensor, value: Tensor, scale: float) -> Part:
         """Attention over the tail's past and the new tokens themselves, causal."""
-        past, n = self._tail.length, key.shape[2]
+        past = self._tail.length
         keys, values = self._tail.write(layer, key, value)
-        if n == 1:
-            return grouped_attention(grouped, keys[0], values[0], scale)
         own = grouped_attention(grouped, keys[0, :, past:], values[0, :, past:], scale, causal=True)
         if not past:
             return own

@@ -11,11 +11,12 @@ from kvz.cache.ragged import RaggedCache
 from kvz.cache.slots import TailSlots
 from kvz.cache.tail import Tail
 from kvz.decode.archive_store import ArchiveStore, pairs_read
+from kvz.decode.beside import Beside, Part
 from kvz.decode.decoding import Reading
-from kvz.decode.policies.dense import Part
 from kvz.decode.questions_store import QuestionsStore
 from kvz.kernels.attention import attention
 from kvz.kernels.merge import merge_parts
+from kvz.kernels.tails import Tails
 
 __all__ = ["BatchStore"]
 
@@ -45,16 +46,20 @@ class BatchStore:
         window = self._cache.layers[layer].window
         lengths = self._tails.lengths_on_device[:, None]
         keys, values = self._tails.write(layer, key, value)
-        places = torch.arange(keys.shape[2], device=query.device)
-        seen = places <= lengths
-        if window is not None:
-            seen &= places > lengths - window
-        own = _as_heads(_seen_by_row(grouped, keys, values, seen, scale))
+
+        def own() -> Part:
+            places = torch.arange(keys.shape[2], device=query.device)
+            seen = places <= lengths
+            if window is not None:
+                seen &= places > lengths - window
+            return _as_heads(_seen_by_row(grouped, keys, values, seen, scale))
+
         if window is None:
             # The rows are to a reader what tokens are: they do not see each other.
-            out = self._tokens.attend(layer, grouped.permute(1, 2, 0, 3), scale, own)
+            beside = Beside(own, Tails(keys, values, tuple(length + 1 for length in self._tails.lengths)))
+            out = self._tokens.attend(layer, grouped.permute(1, 2, 0, 3), scale, beside)
         else:
-            out = merge_parts([own, self._over_window(layer, grouped, lengths, scale)])[0]
+            out = merge_parts([own(), self._over_window(layer, grouped, lengths, scale)])[0]
         return out.to(query.dtype).view(heads, -1, batch, dim).permute(2, 0, 1, 3).reshape(batch, 1, -1, dim)
 
     def _over_window(self, layer: int, grouped: Tensor, lengths: Tensor, scale: float) -> Part:

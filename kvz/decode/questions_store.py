@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from kvz.decode.archive_store import ArchiveStore
-from kvz.decode.policies.dense import ArchiveReader, Part
+from kvz.decode.beside import Beside, Part
+from kvz.decode.policies.dense import ArchiveReader
 
 __all__ = ["QuestionsStore"]
 
@@ -34,7 +35,7 @@ class QuestionsStore:
             for store, (q, k, v) in zip(self._stores, parts, strict=True)
         ]
         grouped = query.reshape(heads, -1, n, dim)
-        out = self._reader.attend(layer, grouped, scale, _end_to_end(own, grouped.shape[1]))
+        out = self._reader.attend(layer, grouped, scale, Beside(lambda: _end_to_end(own, grouped.shape[1])))
         return out.to(query.dtype).view(1, -1, n, dim).transpose(1, 2)
 
 

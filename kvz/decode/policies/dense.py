@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 
 from kvz.cache.ragged import RaggedCache
+from kvz.decode.beside import Beside, Part
+from kvz.kernels.decode_step import ragged_step
 from kvz.kernels.ragged_attention import (
     MOST_SPLIT_ROWS,
     RaggedPlan,
@@ -15,16 +17,18 @@ from kvz.kernels.ragged_attention import (
     ragged_attention_with_lse,
 )
 
+if TYPE_CHECKING:
+    from kvz.kernels.cpu.ragged_step import RaggedStep
+
 __all__ = ["ArchiveReader", "DenseReader"]
 
-Part = tuple[Tensor, Tensor]
-"""Attention over some pairs: output `[H,G*n,D]` and log-sum-exp `[H,G*n]`."""
+_MOST_STEP_ROWS = 24  # above it, torch's products of matrices are faster
 
 
 class ArchiveReader(Protocol):
     """How new tokens attend the full layers of an archive."""
 
-    def attend(self, layer: int, query: Tensor, scale: float, beside: Part) -> Tensor:
+    def attend(self, layer: int, query: Tensor, scale: float, beside: Beside) -> Tensor:
         """Attention of `query [H,G,n,D]` over a layer's pairs, merged with that over other pairs: `[H,G*n,D]`."""
         ...
 
@@ -39,22 +43,32 @@ class DenseReader:
     def __init__(self, cache: RaggedCache) -> None:
         self._cache = cache
         self._plans: dict[tuple[int, int], RaggedPlan] = {}
+        self._steps: dict[int, RaggedStep | None] = {}
 
-    def attend(self, layer: int, query: Tensor, scale: float, beside: Part) -> Tensor:
+    def attend(self, layer: int, query: Tensor, scale: float, beside: Beside) -> Tensor:
         """Attention over all pairs of a layer."""
-        heads, _, _, dim = query.shape
+        heads, group, n, dim = query.shape
+        if beside.tails is not None and group * n <= _MOST_STEP_ROWS and (step := self._step(layer)):
+            out = step.attend(query.transpose(1, 2), scale, beside.tails)
+            return out.transpose(1, 2).reshape(heads, -1, dim)
         flat = query.reshape(heads, -1, dim)
-        return ragged_attention(flat, self._plan(layer, flat.shape[1]), scale, beside)
+        return ragged_attention(flat, self._plan(layer, flat.shape[1]), scale, beside.part())
 
-    def attend_part(self, layer: int, query: Tensor, scale: float, beside: Part) -> Part:
+    def attend_part(self, layer: int, query: Tensor, scale: float, beside: Beside) -> Part:
         """The same with the log-sum-exp of all pairs, those beside the archive among them."""
         heads, _, _, dim = query.shape
         flat = query.reshape(heads, -1, dim)
-        return ragged_attention_with_lse(flat, self._plan(layer, flat.shape[1]), scale, beside)
+        return ragged_attention_with_lse(flat, self._plan(layer, flat.shape[1]), scale, beside.part())
 
     def read(self, layer: int) -> float:
         """All of them."""
         return self._cache.layers[layer].bounds[-1]
+
+    def _step(self, layer: int) -> RaggedStep | None:
+        if layer not in self._steps:
+            stored = self._cache.layers[layer]
+            self._steps[layer] = ragged_step(stored.keys, stored.values, stored.bounds)
+        return self._steps[layer]
 
     def _plan(self, layer: int, rows: int) -> RaggedPlan:
         few = min(rows, MOST_SPLIT_ROWS + 1)  # above it, all are planned alike

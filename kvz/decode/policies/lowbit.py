@@ -7,12 +7,17 @@ token, the most significant bits of the dimensions where the group's queries wei
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from kvz.cache.bit_planes import BitPlanes, planes_of
 from kvz.cache.ragged import RaggedLayer
 from kvz.decode.policies.selection import Selection, Selector, Units, context_lengths, group_mean
+from kvz.kernels.decode_step import plane_scores
+
+if TYPE_CHECKING:
+    from kvz.kernels.cpu.plane_scores import PlaneScores
 
 __all__ = ["LowBit"]
 
@@ -25,6 +30,23 @@ class _Layer:
     index: BitPlanes
     rows: list[int]
     read: float
+    kernel: PlaneScores | None
+
+    def plain_scores(self, query: Tensor, scale: float) -> Tensor:
+        """Mean over the group of the softmax of approximate scores, `[H,n,most]`, for `query [H,n,G,D]`."""
+        tokens, group = query.shape[1:3]
+        logits = self.units.logits(group, tokens)
+        weights = self.index.weights(query)
+        ordered = weights.abs().sum(2).topk(max(1, *self.rows), dim=2).indices
+        parts = weights.gather(3, ordered.unsqueeze(2).expand(-1, -1, group, -1))
+        for head, rows in enumerate(self.rows):
+            count = self.units.counts[head]
+            if not rows:  # taken whole
+                logits[head, :, :, :count] = 0
+                continue
+            bits = self.index.rows(head, ordered[head, :, :rows])
+            logits[head, :, :, :count] = (parts[head, :, :, :rows] @ bits)[..., :count] * scale
+        return group_mean(logits)
 
 
 class LowBit(Selector):
@@ -47,7 +69,8 @@ class LowBit(Selector):
         paid = [n * r / (_PAIR_BITS * dim) for n, r in zip(lengths, rows, strict=True)]
         takes = [int(self.budget - p) if r else None for r, p in zip(rows, paid, strict=True)]
         units = Units.of(layer, prefix, 1, takes)
-        self._layers[index] = _Layer(units, planes, rows, sum(units.takes) + sum(paid))
+        read = sum(units.takes) + sum(paid)
+        self._layers[index] = _Layer(units, planes, rows, read, plane_scores(planes, rows, lengths))
 
     def rows_of(self, length: int, dim: int, bits: int) -> int:
         """Rows of the index that a head of `length` pairs is scored with."""
@@ -56,19 +79,9 @@ class LowBit(Selector):
 
     def choose(self, layer: int, query: Tensor, scale: float) -> Selection:
         held = self._layers[layer]
-        tokens, group = query.shape[1:3]
-        logits = held.units.logits(group, tokens)
-        weights = held.index.weights(query)
-        ordered = weights.abs().sum(2).topk(max(1, *held.rows), dim=2).indices
-        parts = weights.gather(3, ordered.unsqueeze(2).expand(-1, -1, group, -1))
-        for head, rows in enumerate(held.rows):
-            count = held.units.counts[head]
-            if not rows:  # taken whole
-                logits[head, :, :, :count] = 0
-                continue
-            bits = held.index.rows(head, ordered[head, :, :rows])
-            logits[head, :, :, :count] = (parts[head, :, :, :rows] @ bits)[..., :count] * scale
-        return held.units.select(group_mean(logits))
+        if held.kernel is not None:
+            return held.units.select(held.kernel.score(query, scale))
+        return held.units.select(held.plain_scores(query, scale))
 
     def read(self, layer: int) -> float:
         return self._layers[layer].read

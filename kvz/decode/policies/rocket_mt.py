@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.nn.functional import max_pool1d
 
 from kvz.cache.ragged import RaggedCache, RaggedLayer
+from kvz.decode.beside import Beside
 from kvz.decode.budget import rocket_kept
-from kvz.decode.policies.dense import DenseReader, Part
+from kvz.decode.policies.dense import DenseReader
 from kvz.decode.policies.hsa import HSA
 from kvz.decode.policies.sparse import SparseReader
 
@@ -33,7 +34,7 @@ class FirstStage:
         self._budget = budget
         self._dense = dense
 
-    def attend(self, layer: int, query: Tensor, scale: float, beside: Part) -> Tensor:
+    def attend(self, layer: int, query: Tensor, scale: float, beside: Beside) -> Tensor:
         """Attention over everything; the last tokens of `query [H,G,n,D]` are the window."""
         stored = self._cache.layers[layer]
         out, lse = self._dense.attend_part(layer, query, scale, beside)
@@ -69,7 +70,7 @@ class SecondStage:
     def __post_init__(self) -> None:
         self._made: dict[int, tuple[RaggedLayer, SparseReader]] = {}
 
-    def attend(self, layer: int, query: Tensor, scale: float, beside: Part) -> Tensor:
+    def attend(self, layer: int, query: Tensor, scale: float, beside: Beside) -> Tensor:
         """Attention over prefix and choice; a token that comes before any question looks at everything."""
         if layer not in self.first.chosen:
             return self.first.attend(layer, query, scale, beside)

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from kvz.cache.ragged import RaggedCache
-from kvz.decode.policies.dense import DenseReader, Part
+from kvz.decode.beside import Beside, Part
+from kvz.decode.policies.dense import DenseReader
 from kvz.decode.policies.selection import Selection, Selector
 from kvz.kernels.attention import grouped_attention
 from kvz.kernels.chosen_attention import chosen_attention
+from kvz.kernels.decode_step import chosen_step
 from kvz.kernels.merge import merge_parts
+
+if TYPE_CHECKING:
+    from kvz.kernels.cpu.chosen_step import ChosenStep
 
 __all__ = ["SparseReader"]
 
@@ -31,15 +37,19 @@ class SparseReader:
         self._covered = [_covered(layer.bounds, prefix + selector.budget) for layer in cache.layers]
         self._prefixes: dict[int, tuple[Tensor, Tensor]] = {}
         self._means: dict[int, Tensor] = {}
+        self._steps: dict[int, ChosenStep | None] = {}
 
-    def attend(self, layer: int, query: Tensor, scale: float, beside: Part) -> Tensor:
+    def attend(self, layer: int, query: Tensor, scale: float, beside: Beside) -> Tensor:
         """Attention over prefix and choice, `query [H,G,n,D]`: n tokens, each with a selection of its own."""
         if self._covered[layer]:
             return self._dense.attend(layer, query, scale, beside)
-        parts = [beside]
+        selection = self._selector.choose(layer, query.transpose(1, 2).float(), scale)
+        if beside.tails is not None and selection.coverage is None and (step := self._step(layer)):
+            out = step.attend(query.transpose(1, 2), selection.rows, selection.valid, scale, beside.tails)
+            return out.transpose(1, 2).flatten(1, 2)
+        parts = [beside.part()]
         if self._prefix:
             parts.append(grouped_attention(query, *self._prefix_of(layer), scale))
-        selection = self._selector.choose(layer, query.transpose(1, 2).float(), scale)
         parts.append(self._over_chosen(layer, query, selection, scale))
         return merge_parts(parts)[0]
 
@@ -49,6 +59,12 @@ class SparseReader:
         if stored.window is not None or self._covered[layer]:
             return self._dense.read(layer)
         return stored.heads * self._prefix + self._selector.read(layer)
+
+    def _step(self, layer: int) -> ChosenStep | None:
+        if layer not in self._steps:
+            stored = self._cache.layers[layer]
+            self._steps[layer] = chosen_step(stored.keys, stored.values, stored.bounds, self._prefix)
+        return self._steps[layer]
 
     def _over_chosen(self, layer: int, query: Tensor, selection: Selection, scale: float) -> Part:
         stored = self._cache.layers[layer]

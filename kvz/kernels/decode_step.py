@@ -1,0 +1,57 @@
+"""Kernels of a decode step for this machine, where there are any: a CPU's, compiled by numba."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from kvz.cache.bit_planes import BitPlanes
+    from kvz.kernels.cpu.chosen_step import ChosenStep
+    from kvz.kernels.cpu.plane_scores import PlaneScores
+    from kvz.kernels.cpu.ragged_step import RaggedStep
+
+__all__ = ["chosen_step", "plane_scores", "ragged_step"]
+
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def ragged_step(keys: Tensor, values: Tensor, bounds: Sequence[int]) -> RaggedStep | None:
+    """Dense attention over a layer's flat pairs; None where plain torch is to be used."""
+    if not _compiles(keys):
+        return None
+    from kvz.kernels.cpu.ragged_step import RaggedStep
+
+    return RaggedStep.of(keys, values, bounds, torch.get_num_threads())
+
+
+def chosen_step(keys: Tensor, values: Tensor, bounds: tuple[int, ...], prefix: int) -> ChosenStep | None:
+    """Attention over chosen pairs of a layer; None where plain torch is to be used."""
+    if not _compiles(keys):
+        return None
+    from kvz.kernels.cpu.chosen_step import ChosenStep
+
+    return ChosenStep.of(keys, values, bounds, prefix)
+
+
+def plane_scores(index: BitPlanes, rows: Sequence[int], lengths: Sequence[int]) -> PlaneScores | None:
+    """Scores of a layer's bit planes, rows[h] of them for each head; None where plain torch is to be used."""
+    if not _compiles(index.ranges):
+        return None
+    from kvz.kernels.cpu.plane_scores import PlaneScores
+
+    return PlaneScores.of(index, rows, lengths)
+
+
+def _compiles(tensor: Tensor) -> bool:
+    return tensor.device.type == "cpu" and tensor.dtype in _DTYPES and _has_numba()
+
+
+@cache
+def _has_numba() -> bool:
+    return find_spec("numba") is not None

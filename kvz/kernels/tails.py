@@ -1,0 +1,21 @@
+"""Tails as the kernels of a decode step take them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+__all__ = ["Tails"]
+
+
+@dataclass(frozen=True, eq=False)
+class Tails:
+    """What the tokens of a step see beside an archive: token b, all query heads, the first lengths[b] pairs of its own.
+
+    `keys, values [B,H,N,D]` are views of the first N tokens of tensors `[B,H,capacity,D]`.
+    """
+
+    keys: Tensor
+    values: Tensor
+    lengths: tuple[int, ...]

@@ -1,0 +1,191 @@
+"""The CPU's decode-step kernels against float64 formulas."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from kvz.cache.bit_planes import plane_layer
+from kvz.cache.ragged import RaggedLayer
+from kvz.kernels.cpu import compile as compiling
+from kvz.kernels.cpu.chosen_step import ChosenStep
+from kvz.kernels.cpu.plane_scores import PlaneScores
+from kvz.kernels.cpu.ragged_step import RaggedStep
+from kvz.kernels.tails import Tails
+
+DTYPES = [torch.bfloat16, torch.float16, torch.float32]
+
+
+@dataclass(frozen=True)
+class Step:
+    """Random pairs, tails and queries; what lies around the pairs in use is NaN."""
+
+    bounds: tuple[int, ...]
+    keys: Tensor
+    values: Tensor
+    query: Tensor
+    tails: Tails
+    scale: float = 0.3
+
+    @classmethod
+    def make(
+        cls, lengths: list[int], tails: list[int], group: int = 3, dim: int = 16, dtype: torch.dtype = torch.float32
+    ) -> Step:
+        torch.manual_seed(sum(lengths) + group)
+        heads, most = len(lengths), max(tails) + 5
+        bounds = [0]
+        for length in lengths:
+            bounds.append(bounds[-1] + length)
+        keys, values = (torch.randn(bounds[-1], dim).to(dtype) for _ in range(2))
+        own = torch.full((2, len(tails), heads, most, dim), float("nan"), dtype=dtype)
+        for token, length in enumerate(tails):
+            own[:, token, :, :length] = torch.randn(2, heads, length, dim).to(dtype)
+        query = 3 * torch.randn(heads, len(tails), group, dim).to(dtype)
+        seen = max(tails)
+        return cls(tuple(bounds), keys, values, query, Tails(own[0][:, :, :seen], own[1][:, :, :seen], tuple(tails)))
+
+    def expected(self, rows_of: dict[tuple[int, int], list[int]]) -> Tensor:
+        """Attention in float64 of each token over the rows of its heads and its tail."""
+        out = torch.zeros(self.query.shape, dtype=torch.float64)
+        for head, (first, last) in enumerate(zip(self.bounds[:-1], self.bounds[1:], strict=True)):
+            for token, length in enumerate(self.tails.lengths):
+                rows = rows_of.get((head, token), list(range(first, last)))
+                keys = torch.cat([self.keys[rows], self.tails.keys[token, head, :length]]).double()
+                values = torch.cat([self.values[rows], self.tails.values[token, head, :length]]).double()
+                if len(keys):
+                    weights = torch.softmax(self.query[head, token].double() @ keys.t() * self.scale, -1)
+                    out[head, token] = weights @ values
+        return out
+
+
+def _check(out: Tensor, expected: Tensor, rtol: float = 2e-5, atol: float = 2e-6) -> None:
+    assert out.dtype == torch.float32
+    torch.testing.assert_close(out.double(), expected, rtol=rtol, atol=atol)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("programs", [1, 2, 7])
+def test_dense_step_over_ragged_heads(dtype: torch.dtype, programs: int) -> None:
+    step = Step.make([1000, 0, 1, 63, 64, 65, 17], [40], dtype=dtype)
+    made = RaggedStep.of(step.keys, step.values, step.bounds, programs)
+    _check(made.attend(step.query, step.scale, step.tails), step.expected({}))
+
+
+@pytest.mark.parametrize("group", [1, 3, 4, 8])
+@pytest.mark.parametrize("dim", [8, 64, 80])
+def test_dense_step_of_several_tokens_with_tails_of_their_own(group: int, dim: int) -> None:
+    step = Step.make([130, 5], [1, 64, 65, 7], group, dim)
+    made = RaggedStep.of(step.keys, step.values, step.bounds, 2)
+    _check(made.attend(step.query, step.scale, step.tails), step.expected({}))
+
+
+@given(
+    lengths=st.lists(st.integers(0, 200), min_size=1, max_size=6),
+    tails=st.lists(st.integers(1, 90), min_size=1, max_size=3),
+    programs=st.integers(1, 9),
+)
+@settings(max_examples=60, deadline=None)
+def test_any_ragged_shape(lengths: list[int], tails: list[int], programs: int) -> None:
+    step = Step.make(lengths, tails)
+    made = RaggedStep.of(step.keys, step.values, step.bounds, programs)
+    _check(made.attend(step.query, step.scale, step.tails), step.expected({}))
+
+
+@given(total=st.lists(st.integers(0, 500), min_size=1, max_size=12), programs=st.integers(1, 40))
+@settings(max_examples=60, deadline=None)
+def test_every_program_has_an_equal_share_and_every_pair_one_program(total: list[int], programs: int) -> None:
+    bounds = [0]
+    for length in total:
+        bounds.append(bounds[-1] + length)
+    made = RaggedStep.of(torch.zeros(bounds[-1], 4), torch.zeros(bounds[-1], 4), bounds, programs)
+    rows = [row for _, first, last in made.segments for row in range(first, last)]
+    assert rows == list(range(bounds[-1]))
+    loads = [sum(b - a for _, a, b in made.segments[s:t]) for s, t in zip(made.shares, made.shares[1:], strict=False)]
+    assert max(loads) - min(loads) <= 1
+    for head, first, last in made.segments:
+        assert bounds[head] <= first < last <= bounds[head + 1]
+
+
+def test_scores_far_apart_and_huge() -> None:
+    step = Step.make([300, 20], [3])
+    step.keys[7] *= 400
+    step.query.mul_(50)
+    made = RaggedStep.of(step.keys, step.values, step.bounds, 2)
+    _check(
+        made.attend(step.query, step.scale, step.tails), step.expected({}), 1e-3, 1e-4
+    )  # float32 rounds scores of some hundreds
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("prefix", [0, 3])
+@pytest.mark.parametrize("count", [1, 63, 64, 65, 130])
+def test_chosen_step(dtype: torch.dtype, prefix: int, count: int) -> None:
+    step = Step.make([300, 200, 150], [9, 70], dtype=dtype)
+    rows = torch.stack(
+        [
+            torch.stack([first + prefix + torch.randperm(150 - prefix)[:count] for _ in range(2)])
+            for first in step.bounds[:-1]
+        ]
+    )
+    valid = torch.rand(3, 2, count) < 0.8
+    valid[1] = False
+    rows_of = {
+        (h, b): [*range(step.bounds[h], step.bounds[h] + prefix), *rows[h, b][valid[h, b]].tolist()]
+        for h in range(3)
+        for b in range(2)
+    }
+    made = ChosenStep.of(step.keys, step.values, step.bounds, prefix)
+    _check(made.attend(step.query, rows, valid, step.scale, step.tails), step.expected(rows_of))
+
+
+@pytest.mark.parametrize("group", [1, 3, 7])
+@pytest.mark.parametrize("rows", [1, 5, 48, 96])
+def test_plane_scores(group: int, rows: int) -> None:
+    torch.manual_seed(rows)
+    lengths, prefix, dim = [8, 1, 9, 333, 0, 40], 2, 32
+    bounds = torch.tensor([0, *(n + prefix for n in lengths)]).cumsum(0)
+    keys = torch.randn(int(bounds[-1]), dim)
+    layer = RaggedLayer(keys, keys, bounds, torch.zeros(len(keys), dtype=torch.int32))
+    index = plane_layer(layer, prefix)
+    counts = [rows, rows, rows, rows, rows, 0]
+    query = torch.randn(6, 2, group, dim)
+    scores = PlaneScores.of(index, counts, lengths).score(query, 0.2)
+    assert scores.shape == (6, 2, 333)
+    for head, length in enumerate(lengths):
+        assert bool(scores[head, :, length:].eq(float("-inf")).all())
+        if not counts[head]:
+            assert bool(scores[head, :, :length].eq(0).all())
+            continue
+        for token in range(2):
+            weights = index.weights(query.double())[head, token]
+            best = weights.abs().sum(0).topk(rows).indices
+            bits = index.rows(head, best).double()[:, :length]
+            expected = torch.softmax(weights[:, best] @ bits * 0.2, -1).mean(0)
+            torch.testing.assert_close(scores[head, token, :length].double(), expected, rtol=2e-5, atol=1e-7)
+
+
+@pytest.mark.filterwarnings("ignore::numba.core.errors.NumbaPerformanceWarning")
+def test_a_kernel_runs_without_a_place_for_its_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    def doubled(x: int) -> int:
+        return 2 * x
+
+    class NoRoom:
+        def __call__(self, *arguments: object) -> None:
+            raise OSError(28, "No space left on device")
+
+    kernel = compiling.Kernel(doubled)
+    monkeypatch.setattr(kernel, "_call", NoRoom())
+    assert [kernel(4), kernel(5)] == [8, 10]
+
+    def no_locator(*arguments: object, **options: object) -> object:
+        if options.get("cache"):
+            raise RuntimeError("cannot cache function: no locator available")
+        return lambda function: function
+
+    monkeypatch.setattr(compiling.numba, "njit", no_locator)
+    assert compiling.Kernel(doubled)(3) == 6
