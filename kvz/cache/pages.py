@@ -36,6 +36,11 @@ class PagedLayer:
     bounds: tuple[int, ...]
     grid: Tensor | None = None
 
+    @property
+    def bits(self) -> int:
+        """Bits of a stored bound; more than 16 count as 16, as those of pairs do."""
+        return 16 if self.grid is None else 8
+
     def head(self, index: int) -> tuple[Tensor, Tensor]:
         """One head's maxima and minima, `[D, its pages]` float32."""
         maxima, minima = self.rows(index, torch.arange(len(self.extremes), device=self.extremes.device)).chunk(2)

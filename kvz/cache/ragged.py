@@ -53,6 +53,11 @@ class RaggedLayer:
         """Bytes of keys, values, offsets and positions, without indexes."""
         return sum(t.numel() * t.element_size() for t in (self.keys, self.values, self.offsets, self.positions))
 
+    @property
+    def index_nbytes(self) -> int:
+        """Bytes of the indexes."""
+        return sum(index.nbytes for index in (self.planes, self.pages) if index is not None)
+
     def to(self, device: torch.device) -> RaggedLayer:
         """The same layer on another device."""
         return RaggedLayer(
@@ -80,8 +85,13 @@ class RaggedCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes resident."""
+        """Bytes of keys, values, offsets and positions, without indexes."""
         return sum(layer.nbytes for layer in self.layers)
+
+    @property
+    def index_nbytes(self) -> int:
+        """Bytes of the indexes by which sparse decoding chooses."""
+        return sum(layer.index_nbytes for layer in self.layers)
 
     def to(self, device: torch.device) -> RaggedCache:
         """The same cache on another device."""

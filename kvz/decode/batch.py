@@ -184,7 +184,7 @@ class _Batch:
             stop=str(slot.growing.stop),
             first_token_seconds=slot.first - slot.began,
             token_seconds=(now - slot.first) / slot.steps if slot.steps else None,
-            kv_bytes=session.cache.nbytes + nbytes,
+            kv_bytes=session.archive_nbytes + nbytes,
             policy=self._reading.policy,
             pairs_read=self._store.pairs_read if slot.steps else None,
         )

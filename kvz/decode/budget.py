@@ -65,21 +65,24 @@ class HeadBudget:
     dims: int
     pages: int
 
-    def pairs_read(self, length: int, page: int, head_dim: int) -> float:
-        """Traffic of one step over a head of `length` pairs, in pairs: both steps of the selection."""
+    def pairs_read(self, length: int, page: int, head_dim: int, bits: int = 16) -> float:
+        """Traffic of one step over a head of `length` pairs, in 16-bit pairs: both steps of the selection.
+
+        `bits` are those of a page's bound.
+        """
         if self.whole:
             return length
-        bounds = math.ceil(length / page) * self.dims / (2 * head_dim)
+        bounds = math.ceil(length / page) * self.dims / (2 * head_dim) * bits / 16
         return bounds + min(length, self.pages * page)
 
 
-def head_budget(length: int, page: int, budget: int, head_dim: int) -> HeadBudget:
+def head_budget(length: int, page: int, budget: int, head_dim: int, bits: int = 16) -> HeadBudget:
     """The split for a head of `length` pairs in pages of `page` tokens: half the budget for bounds, half for pages.
 
     The page size is that of the archive, so the dimensions follow from it: step 2 reads length / page * dims values,
-    which are to be those of budget / 2 pairs.
+    which are to be those of budget / 2 pairs: twice as many dimensions where a bound is stored in 8 `bits`.
     """
     if length <= budget:
         return HeadBudget(whole=True, dims=0, pages=0)
-    dims = max(1, min(head_dim, int(head_dim * page * budget / length)))
+    dims = max(1, min(head_dim, int(head_dim * page * budget / length * 16 / bits)))
     return HeadBudget(whole=False, dims=dims, pages=max(1, budget // 2 // page))

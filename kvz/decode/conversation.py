@@ -40,7 +40,7 @@ class Conversation:
     @property
     def kv_bytes(self) -> int:
         """Bytes of archive and history."""
-        return self._session.cache.nbytes + self._tail.nbytes
+        return self._session.archive_nbytes + self._tail.nbytes
 
     @property
     def positions_left(self) -> int:

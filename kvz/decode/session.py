@@ -32,6 +32,11 @@ class Session:
         self._tail: Tail | None = None
 
     @property
+    def archive_nbytes(self) -> int:
+        """Bytes of the archive in memory, its index among them."""
+        return self.cache.nbytes + self.cache.index_nbytes
+
+    @property
     def policy(self) -> str:
         """How generated tokens read the archive; "dense" also where a budget covers every head."""
         return self.reading.policy
@@ -115,7 +120,7 @@ class Session:
             stop=str(growing.stop),
             first_token_seconds=seconds[0],
             token_seconds=seconds[1],
-            kv_bytes=self.cache.nbytes + tail.nbytes,
+            kv_bytes=self.archive_nbytes + tail.nbytes,
             policy=reading.policy,
             pairs_read=None if seconds[1] is None else store.pairs_read,
         )

@@ -208,6 +208,8 @@ def _from_table(path: Path) -> HeadScores:
     try:
         lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
         rows = [[float(cell) for cell in line.split()] for line in lines if not line.startswith("#")]
+        if len({len(row) for row in rows}) > 1:
+            raise ValueError("its rows differ in length")
         scores = torch.tensor(rows, dtype=torch.float32)
     except (OSError, ValueError) as error:
         raise ScoringError(f"{path} is no table of head scores, a row of numbers for each layer: {error}") from error

@@ -44,9 +44,9 @@ class HSA(Selector):
         lengths, dim = context_lengths(layer, prefix), layer.keys.shape[1]
         stored = layer.pages is not None and layer.pages.size <= self.budget // 2
         pages = pages_of(layer, prefix, self.page if self.page or stored else min(PAGE, self.budget // 2))
-        budgets = [head_budget(n, pages.size, self.budget, dim) for n in lengths]
+        budgets = [head_budget(n, pages.size, self.budget, dim, pages.bits) for n in lengths]
         units = Units.of(layer, prefix, pages.size, [None if b.whole else b.pages for b in budgets])
-        read = sum(b.pairs_read(n, pages.size, dim) for b, n in zip(budgets, lengths, strict=True))
+        read = sum(b.pairs_read(n, pages.size, dim, pages.bits) for b, n in zip(budgets, lengths, strict=True))
         self._layers[index] = _Layer(units, pages, budgets, read)
 
     def choose(self, layer: int, query: Tensor, scale: float) -> Selection:
