@@ -58,7 +58,7 @@ class PageIndex:
 
 
 def page_scores(query: Tensor, index: PageIndex, scale: float, space: ScoreSpace) -> Tensor:
-    """Scores `[B,H,most]` float32 of pages for `query [B,H,G,D]`, in `space.scores`; `space.logits` is filled as well.
+    """Scores `[B,H,U]` float32, U being `most` padded to 16, of pages for `query [B,H,G,D]`, in `space.scores`; `space.logits` is filled as well.
 
     The dims[h] dimensions with the largest sum of |q| over the group are read, of the two bounds the one that the sign
     of the group's summed query points to; logits at the temperature of a softmax over all dimensions; softmax of each
@@ -75,7 +75,7 @@ def page_scores(query: Tensor, index: PageIndex, scale: float, space: ScoreSpace
 def plain_page_scores(query: Tensor, index: PageIndex, scale: float, space: ScoreSpace) -> Tensor:
     """The same in torch, in float32, for a padded rectangle of dimensions and pages."""
     wide = query.float()
-    batch, heads, group, dim = query.shape
+    batch, _, group, dim = query.shape
     size = wide.abs()
     summed, chosen = size.sum(2).topk(max(1, index.most_dims), dim=2)
     used = torch.arange(summed.shape[2], device=query.device) < index.dims[:, None]  # [H,R]
@@ -91,5 +91,5 @@ def plain_page_scores(query: Tensor, index: PageIndex, scale: float, space: Scor
         bounds = low.gather(2, chosen)[..., None] + step.gather(2, chosen)[..., None] * bounds
     bounds = bounds.masked_fill(~used[..., None], 0)
     logits = parts @ bounds * (scale / share.clamp_min(_LEAST).sqrt())
-    space.logits.copy_(logits.masked_fill((index.dims == 0)[:, None, None], 0))
+    space.logits[..., : index.most].copy_(logits.masked_fill((index.dims == 0)[:, None, None], 0))
     return space.scores.copy_(plain_group_mean(space.logits, index.counts))

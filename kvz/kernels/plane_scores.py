@@ -54,7 +54,7 @@ class PlaneIndex:
 
 
 def plane_scores(query: Tensor, index: PlaneIndex, scale: float, space: ScoreSpace) -> Tensor:
-    """Scores `[B,H,most]` float32 of tokens for `query [B,H,G,D]`, in `space.scores`; `space.logits` is filled as well.
+    """Scores `[B,H,U]` float32, U being `most` padded to 16, of tokens for `query [B,H,G,D]`, in `space.scores`; `space.logits` is filled as well.
 
     The used[h] rows with the largest sum over the group of |q_d| range_d 2^-(b+1) are read, and what they add where
     their bit is set is summed; softmax of each query head, and the group's mean. Tokens that do not exist have score
@@ -78,5 +78,5 @@ def plain_plane_scores(query: Tensor, index: PlaneIndex, scale: float, space: Sc
     token = torch.arange(index.most, device=query.device)
     columns = (index.starts[:, None] + token // 8).clamp_max(index.planes.shape[1] - 1)
     bits = (index.planes[rows[..., None], columns[:, None]] >> (token % 8).to(torch.uint8)) & 1
-    space.logits.copy_(parts @ bits.float() * scale)
+    space.logits[..., : index.most].copy_(parts @ bits.float() * scale)
     return space.scores.copy_(plain_group_mean(space.logits, index.counts))

@@ -20,8 +20,9 @@ class ScoreSpace:
     """What scoring `most` units of each of H heads for B questions writes, whoever scores them.
 
     `rows [B,H,R]` int32 and `weights [B,H,2 P,R]` are the rows of the index that are read and what they are multiplied
-    with, `factors, biases [B,H,P]` what follows; `logits [B,H,G,most]`, and `peaks, sums [B,H,G,parts]` of their
-    softmax in parts; `scores [B,H,most]`. All float32 but the weights, which have the dtype products are made in.
+    with, `factors, biases [B,H,P]` what follows; `logits [B,H,G,U]`, and `peaks, sums [B,H,G,parts]` of their
+    softmax in parts; `scores [B,H,U]`, U being `most` padded to a multiple of 16. All float32 but the weights, which
+    have the dtype that products are made in.
     """
 
     rows: Tensor
@@ -38,7 +39,7 @@ class ScoreSpace:
         cls, batch: int, heads: int, group: int, rows: int, most: int, dtype: torch.dtype, device: torch.device
     ) -> ScoreSpace:
         """Room for `rows` rows a head and `most` units of the longest head; products in `dtype`."""
-        wide, padded = padded_to(max(1, rows), ALIGNED), padded_group(group)
+        wide, padded, units = padded_to(max(1, rows), ALIGNED), padded_group(group), padded_to(max(1, most), ALIGNED)
         parts = (most + ALIGNED) // _FEWEST + 1
 
         def room(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -49,10 +50,10 @@ class ScoreSpace:
             room(2 * padded, wide, dtype=dtype),
             room(padded),
             room(padded),
-            room(group, most),
+            room(group, units),
             room(group, parts),
             room(group, parts),
-            room(most),
+            room(units),
         )
 
 

@@ -92,9 +92,9 @@ def _group_mean(
             added = tl.load(sums + at, mask=held, other=0.0) * tl.exp2((of_part - finite[:, None]) * LOG2E)
             total = total * tl.exp2((peak - finite) * LOG2E) + tl.sum(added, 1)
             peak = larger
-        held = (g < G)[:, None] & (unit < count)[None, :]
         at = (place * G + g).to(tl.int64)[:, None] * most + unit[None, :]
-        values = tl.load(logits + at, mask=held, other=float("-inf"))
+        values = tl.load(logits + at, mask=(g < G)[:, None] & (unit < most)[None, :], other=float("-inf"))
+        values = tl.where((g < G)[:, None] & (unit < count)[None, :], values, float("-inf"))
         peak = tl.where(peak == float("-inf"), 0.0, peak)
         share = 1.0 / (tl.where(total > 0, total, 1.0) * G)
         mean = tl.sum(tl.exp2((values - peak[:, None]) * LOG2E) * share[:, None], 0)
@@ -133,5 +133,5 @@ def launches() -> Iterator[Launch]:
     arguments = {**floats, "counts": pointer(torch.int32), **numbers}
     for group in (1, 4, 7, 8):
         constants = {"G": group, "P": padded_group(group), "BLOCK": config.block, "PARTS": config.parts}
-        aligned = frozenset({*floats, "counts"})
+        aligned = frozenset({*floats, "counts", "most"})
         yield Launch(f"group_mean g{group}", _group_mean, arguments, constants, config.warps, config.stages, aligned)

@@ -124,7 +124,7 @@ def launch_page_scores(query: Tensor, index: PageIndex, scale: float, space: Sco
         heads,
         space.rows.shape[2],
         index.extremes.shape[1],
-        index.most,
+        space.logits.shape[3],
         space.peaks.shape[3],
         G=group,
         P=padded_group(group),
@@ -163,5 +163,5 @@ def _launch(stored: torch.dtype, products: torch.dtype, group: int) -> Launch:
         "WIDE": False,
     }
     name = f"page_scores g{group} {stored}".replace("torch.", "")
-    aligned = frozenset(arguments) - {"heads", "most", "parts"}
+    aligned = frozenset(arguments) - {"heads", "parts"}
     return Launch(name, _page_logits, arguments, constants, config.warps, config.stages, aligned)

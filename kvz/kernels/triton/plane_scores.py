@@ -41,17 +41,17 @@ def configuration(group: int) -> Configuration:
 
 
 @triton.jit
-def _add(total, weight, byte, I: tl.constexpr):
-    """Add the products of `weight [2 P,ROWS]` with bit I of `byte [ROWS,BLOCK]`."""
-    SHIFT: tl.constexpr = 10 if I < 5 else 5
-    factor = ((byte.to(tl.int16) << SHIFT) & (1 << (SHIFT + I))).to(tl.int16).to(tl.float16, bitcast=True)
+def _add(total, weight, byte, BIT: tl.constexpr):
+    """Add the products of `weight [2 P,ROWS]` with bit BIT of `byte [ROWS,BLOCK]`."""
+    SHIFT: tl.constexpr = 10 if BIT < 5 else 5
+    factor = ((byte.to(tl.int16) << SHIFT) & (1 << (SHIFT + BIT))).to(tl.int16).to(tl.float16, bitcast=True)
     return tl.dot(weight, factor, total)
 
 
 @triton.jit
-def _sum(total, N: tl.constexpr, P: tl.constexpr, I: tl.constexpr):
-    """The sums for bit I, `[P,N]`: what a set bit was multiplied with is undone."""
-    EXPONENT: tl.constexpr = 15 - (1 << (I if I < 5 else I - 5))
+def _sum(total, N: tl.constexpr, P: tl.constexpr, BIT: tl.constexpr):
+    """The sums for bit BIT, `[P,N]`: what a set bit was multiplied with is undone."""
+    EXPONENT: tl.constexpr = 15 - (1 << (BIT if BIT < 5 else BIT - 5))
     POWER: tl.constexpr = 2.0**EXPONENT
     return both_terms(total, N, P) * POWER
 
@@ -157,7 +157,7 @@ def launch_plane_scores(query: Tensor, index: PlaneIndex, scale: float, space: S
         heads,
         space.rows.shape[2],
         index.planes.shape[1],
-        index.most,
+        space.logits.shape[3],
         space.peaks.shape[3],
         G=group,
         P=padded_group(group),
@@ -179,7 +179,7 @@ def launches() -> Iterator[Launch]:
         **dict.fromkeys(("factors", "logits", "peaks", "sums"), pointer(torch.float32)),
         **dict.fromkeys(("heads", "width", "row_bytes", "most", "parts"), "i32"),
     }
-    aligned = frozenset(arguments) - {"heads", "most", "parts"}
+    aligned = frozenset(arguments) - {"heads", "parts"}
     for group in (1, 4, 7, 8):
         config = configuration(group)
         constants = {

@@ -15,6 +15,6 @@ def add_product(total, left, right, WIDE: tl.constexpr):
     WIDE multiplies in float32 what is exact in it; it is for the interpreter, whose operands are on the CPU.
     """
     if WIDE:
-        return tl.dot(left.to(tl.float32), right.to(tl.float32), total, input_precision="ieee")
-    else:
-        return tl.dot(left, right, total, input_precision="ieee")
+        left = left.to(tl.float32)
+        right = right.to(tl.float32)
+    return tl.dot(left, right, total, input_precision="ieee")

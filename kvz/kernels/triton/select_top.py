@@ -38,10 +38,10 @@ def configuration(units: int) -> Configuration:
 
 
 @triton.jit
-def _ordered(scores, first, count, BLOCK: tl.constexpr):
+def _ordered(scores, first, count, units, BLOCK: tl.constexpr):
     """Scores from `first` on as integers in the same order; the smallest integer where there is none."""
     unit = first + tl.arange(0, BLOCK)
-    value = tl.load(scores + unit, mask=unit < count, other=0.0) + 0.0  # -0 becomes 0
+    value = tl.load(scores + unit, mask=unit < units, other=0.0) + 0.0  # -0 becomes 0
     bits = value.to(tl.int32, bitcast=True)
     bits = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     return tl.where(unit < count, bits, -2147483648)
@@ -65,7 +65,7 @@ def _select_top(scores, counts, takes, out, heads, units, K, BLOCK: tl.constexpr
         middle = (low + high) >> 1
         number = take * 0
         for first in range(0, count, BLOCK):
-            bits = _ordered(scores, first, count, BLOCK)
+            bits = _ordered(scores, first, count, units, BLOCK)
             number += tl.sum((bits >= middle.to(tl.int32)).to(tl.int32), 0)
         enough = number >= take
         low = tl.where(enough, middle, low)
@@ -79,7 +79,7 @@ def _select_top(scores, counts, takes, out, heads, units, K, BLOCK: tl.constexpr
     better = take * 0
     equal = take * 0
     for first in range(0, count, BLOCK):
-        bits = _ordered(scores, first, count, BLOCK).to(tl.int64)
+        bits = _ordered(scores, first, count, units, BLOCK).to(tl.int64)
         is_better = bits >= high
         is_equal = (bits >= low) & (bits < high)
         both = is_better.to(tl.int32) + (is_equal.to(tl.int32) << 16)
@@ -121,7 +121,7 @@ def launches() -> Iterator[Launch]:
         **dict.fromkeys(("counts", "takes", "out"), pointer(torch.int32)),
         **dict.fromkeys(("heads", "units", "K"), "i32"),
     }
-    aligned = frozenset({"scores", "counts", "takes", "out"})
+    aligned = frozenset({"scores", "counts", "takes", "out", "units"})
     for units in (2048, 30000):
         config = configuration(units)
         constants = {"BLOCK": config.block}
