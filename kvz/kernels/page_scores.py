@@ -58,12 +58,12 @@ class PageIndex:
 
 
 def page_scores(query: Tensor, index: PageIndex, scale: float, space: ScoreSpace) -> Tensor:
-    """Scores `[B,H,U]` float32, U being `most` padded to 16, of pages for `query [B,H,G,D]`, in `space.scores`; `space.logits` is filled as well.
+    """Scores of pages for `query [B,H,G,D]`: `space.scores [B,H,U]` float32, U being `most` padded to 16.
 
     The dims[h] dimensions with the largest sum of |q| over the group are read, of the two bounds the one that the sign
     of the group's summed query points to; logits at the temperature of a softmax over all dimensions; softmax of each
-    query head, and the group's mean. Pages that do not exist have score zero and any logit. Nothing waits for the
-    device. By Triton for CUDA tensors, by torch otherwise.
+    query head, and the group's mean. `space.logits` is filled as well. Pages that do not exist have score zero and any
+    logit. Nothing waits for the device. By Triton for CUDA tensors, by torch otherwise.
     """
     if query.is_cuda:
         from kvz.kernels.triton.page_scores import launch_page_scores

@@ -54,11 +54,12 @@ class PlaneIndex:
 
 
 def plane_scores(query: Tensor, index: PlaneIndex, scale: float, space: ScoreSpace) -> Tensor:
-    """Scores `[B,H,U]` float32, U being `most` padded to 16, of tokens for `query [B,H,G,D]`, in `space.scores`; `space.logits` is filled as well.
+    """Scores of tokens for `query [B,H,G,D]`: `space.scores [B,H,U]` float32, U being `most` padded to 16.
 
     The used[h] rows with the largest sum over the group of |q_d| range_d 2^-(b+1) are read, and what they add where
-    their bit is set is summed; softmax of each query head, and the group's mean. Tokens that do not exist have score
-    zero and any logit. Nothing waits for the device. By Triton for CUDA tensors, by torch otherwise.
+    their bit is set is summed; softmax of each query head, and the group's mean. `space.logits` is filled as well.
+    Tokens that do not exist have score zero and any logit. Nothing waits for the device. By Triton for CUDA tensors,
+    by torch otherwise.
     """
     if query.is_cuda:
         from kvz.kernels.triton.plane_scores import launch_plane_scores

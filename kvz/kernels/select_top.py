@@ -25,7 +25,8 @@ def plain_select_top(scores: Tensor, counts: Tensor, takes: Tensor, out: Tensor)
     """The same by torch's topk."""
     units, most = scores.shape[2], out.shape[2]
     absent = torch.arange(units, device=scores.device) >= counts[:, None]
-    best = scores.masked_fill(absent, float("-inf")).topk(min(most, units), dim=2).indices
+    least = torch.finfo(scores.dtype).min  # an infinite score is better than a unit that does not exist
+    best = scores.clamp_min(least).masked_fill(absent, float("-inf")).topk(min(most, units), dim=2).indices
     taken = torch.arange(best.shape[2], device=scores.device) < torch.minimum(takes, counts)[:, None]
     out.fill_(-1)
     out[:, :, : best.shape[2]] = best.masked_fill(~taken, -1).int()

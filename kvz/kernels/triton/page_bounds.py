@@ -65,10 +65,11 @@ def _page_bounds(
             key = tl.load(keys + at + i * D, mask=held, other=0.0).to(tl.float32)
             upper = tl.where(held, tl.maximum(upper, key, propagate_nan=tl.PropagateNan.ALL), upper)
             lower = tl.where(held, tl.minimum(lower, key, propagate_nan=tl.PropagateNan.ALL), lower)
-        into = extremes + d[:, None].to(tl.int64) * pages + (start + page)[None, :]
+        column = (start + page)[None, :]
+        into = extremes + d[:, None].to(tl.int64) * pages + column
+        below = extremes + (D + d)[:, None].to(tl.int64) * pages + column
         kept = (d < D)[:, None] & (page < count)[None, :]
         tl.store(into, tl.trans(upper.to(extremes.dtype.element_ty)), mask=kept)
-        below = into + D * pages.to(tl.int64)
         tl.store(below, tl.trans(lower.to(extremes.dtype.element_ty)), mask=kept)
 
 

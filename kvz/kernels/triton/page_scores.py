@@ -35,8 +35,8 @@ class Configuration:
 
 
 def configuration(dtype: torch.dtype) -> Configuration:
-    """For extremes of a dtype: a few rows are all there are, so they are read at once."""
-    return Configuration(block=128, rows=16 if dtype == torch.float32 else 32, warps=4, stages=2)
+    """For stored extremes of a dtype: a few rows are all there are, so they are read at once, 16 bytes a thread."""
+    return Configuration(block=128, rows=16 if dtype == torch.float32 else 32, warps=4, stages=1)
 
 
 @triton.jit
@@ -107,7 +107,7 @@ def launch_page_scores(query: Tensor, index: PageIndex, scale: float, space: Sco
     """
     query = query.contiguous()
     batch, heads, group, _ = query.shape
-    config = configuration(index.dtype)
+    config = configuration(index.extremes.dtype)
     launch_query_rows(query, index.grid, index.dims, 0, scale, space)
     parts = triton.cdiv(index.most + ALIGNED - 1, config.block)
     _page_logits[(parts, heads, batch)](
@@ -146,7 +146,7 @@ def launches() -> Iterator[Launch]:
 
 
 def _launch(stored: torch.dtype, products: torch.dtype, group: int) -> Launch:
-    config = configuration(products)
+    config = configuration(stored)
     arguments = {
         "extremes": pointer(stored),
         **dict.fromkeys(("starts", "dims", "rows"), pointer(torch.int32)),
