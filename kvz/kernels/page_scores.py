@@ -63,7 +63,8 @@ def page_scores(query: Tensor, index: PageIndex, scale: float, space: ScoreSpace
     The dims[h] dimensions with the largest sum of |q| over the group are read, of the two bounds the one that the sign
     of the group's summed query points to; logits at the temperature of a softmax over all dimensions; softmax of each
     query head, and the group's mean. `space.logits` is filled as well. Pages that do not exist have score zero and any
-    logit. Nothing waits for the device. By Triton for CUDA tensors, by torch otherwise.
+    logit. Nothing waits for the device. By Triton for CUDA tensors, by torch otherwise. Raises ValueError where `space`
+    is too small.
     """
     if query.is_cuda:
         from kvz.kernels.triton.page_scores import launch_page_scores
@@ -74,6 +75,7 @@ def page_scores(query: Tensor, index: PageIndex, scale: float, space: ScoreSpace
 
 def plain_page_scores(query: Tensor, index: PageIndex, scale: float, space: ScoreSpace) -> Tensor:
     """The same in torch, in float32, for a padded rectangle of dimensions and pages."""
+    space.check(query, index.most_dims, index.most)
     wide = query.float()
     batch, _, group, dim = query.shape
     size = wide.abs()

@@ -59,7 +59,7 @@ def plane_scores(query: Tensor, index: PlaneIndex, scale: float, space: ScoreSpa
     The used[h] rows with the largest sum over the group of |q_d| range_d 2^-(b+1) are read, and what they add where
     their bit is set is summed; softmax of each query head, and the group's mean. `space.logits` is filled as well.
     Tokens that do not exist have score zero and any logit. Nothing waits for the device. By Triton for CUDA tensors,
-    by torch otherwise.
+    by torch otherwise. Raises ValueError where `space` is too small.
     """
     if query.is_cuda:
         from kvz.kernels.triton.plane_scores import launch_plane_scores
@@ -70,6 +70,7 @@ def plane_scores(query: Tensor, index: PlaneIndex, scale: float, space: ScoreSpa
 
 def plain_plane_scores(query: Tensor, index: PlaneIndex, scale: float, space: ScoreSpace) -> Tensor:
     """The same in torch, in float32, for a padded rectangle of rows and tokens."""
+    space.check(query, index.most_rows, index.most)
     group = query.shape[2]
     halves = torch.arange(1, index.bits + 1, device=query.device).neg().exp2()
     weights = (halves[:, None] * (query.float() * index.ranges[:, None]).unsqueeze(-2)).flatten(-2)

@@ -56,6 +56,12 @@ class ScoreSpace:
             room(units),
         )
 
+    def check(self, query: Tensor, rows: int, most: int) -> None:
+        """Raise ValueError where this is no room for `query [B,H,G,D]`, so many rows and units."""
+        if query.shape[:3] != self.logits.shape[:3] or rows > self.rows.shape[2] or most > self.scores.shape[2]:
+            held = (*self.logits.shape[:3], self.rows.shape[2], self.scores.shape[2])
+            raise ValueError(f"room for {held} is none for {(*query.shape[:3], rows, most)}: [B,H,G], rows and units")
+
 
 def padded_group(group: int) -> int:
     """Rows that a GQA group takes in a product: at least 8, a power of two."""

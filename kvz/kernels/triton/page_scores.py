@@ -105,6 +105,7 @@ def launch_page_scores(query: Tensor, index: PageIndex, scale: float, space: Sco
     The products are exact, and their sums float32, for a query of the extremes' own dtype; for codes the error of a
     logit is below 2^-20 of the sum of |weight| times 255.
     """
+    space.check(query, index.most_dims, index.most)
     query = query.contiguous()
     batch, heads, group, _ = query.shape
     config = configuration(index.extremes.dtype)

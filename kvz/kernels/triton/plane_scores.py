@@ -138,6 +138,7 @@ def _plane_logits(
 
 def launch_plane_scores(query: Tensor, index: PlaneIndex, scale: float, space: ScoreSpace) -> Tensor:
     """See `kvz.kernels.plane_scores.plane_scores`; the error of a logit is below 2^-20 of the sum of |weight|."""
+    space.check(query, index.most_rows, index.most)
     query = query.contiguous()
     batch, heads, group, _ = query.shape
     config = configuration(group)

@@ -159,10 +159,21 @@ def launch_sparse_attention(
     space: SparseSpace,
     out: Tensor,
 ) -> Tensor:
-    """See `kvz.kernels.sparse_attention.sparse_attention`; keys, values and tails have rows of D numbers, unpadded."""
+    """See `kvz.kernels.sparse_attention.sparse_attention`.
+
+    Raises ValueError where pairs of keys, values or tails are not stored one behind the other, the tail's keys and
+    values not alike, or `space` or `units` are of other shapes.
+    """
     query = query.contiguous()
     batch, heads, group, dim = query.shape
     splits = space.outs.shape[2]
+    if space.outs.shape != (batch, heads, splits, group, dim) or units.shape[:2] != (batch, heads):
+        raise ValueError(f"query {tuple(query.shape)}, space {tuple(space.outs.shape)}, units {tuple(units.shape)}")
+    if units.shape[2] < layer.most or not units.is_contiguous():
+        raise ValueError(f"units {tuple(units.shape)} are to be contiguous, {layer.most} a head")
+    flat = layer.keys.is_contiguous() and layer.values.is_contiguous() and out.is_contiguous()
+    if not flat or tail[0].stride() != tail[1].stride() or tail[0].stride()[2:] != (dim, 1):
+        raise ValueError("keys, values, tails and output are to have rows that follow one another")
     config = configuration(dim, group, query.dtype)
     _sparse_attention[(splits, heads, batch)](
         query,

@@ -108,9 +108,9 @@ def test_output_is_that_of_float64(dim: int, group: int, dtype: torch.dtype, siz
     torch.testing.assert_close(out.double(), case.wanted(), rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("splits", [1, 2, 5, 40])
+@pytest.mark.parametrize("splits", [1, 3, 20])
 def test_output_does_not_depend_on_the_number_of_programs(splits: int) -> None:
-    case = Case(64, 4, torch.float32, 4, 3, (1000, 31), (100, 7), (70, 16))
+    case = Case(64, 4, torch.float32, 4, 3, (500, 31), (60, 7), (70, 16))
     torch.testing.assert_close(case.run(splits).double(), case.wanted(), rtol=0, atol=2e-6)
 
 
