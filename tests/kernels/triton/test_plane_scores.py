@@ -49,7 +49,7 @@ def reference(query: Tensor, planes: BitPlanes, length: int, used: int, head: in
     [
         (64, 1, torch.float32, 3),
         (80, 3, torch.bfloat16, 2),
-        (96, 4, torch.float16, 3),
+        (96, 4, torch.float16, 2),
         (128, 7, torch.bfloat16, 1),
         (256, 8, torch.float32, 3),
     ],

@@ -85,6 +85,6 @@ def test_room_for_another_shape_is_refused() -> None:
     past, query = torch.zeros(1, dtype=torch.int32), torch.randn(1, 2, 3, 64)
     with pytest.raises(ValueError, match="units"):
         launch_sparse_attention(query, held, held.units(1)[..., :2], tail, past, SCALE, space, out)
+    turned = tail[0].transpose(2, 3).contiguous().transpose(2, 3), tail[1]
     with pytest.raises(ValueError, match="rows"):
-        turned = tail[0].transpose(2, 3).contiguous().transpose(2, 3), tail[1]
         launch_sparse_attention(query, held, held.units(1), turned, past, SCALE, space, out)
