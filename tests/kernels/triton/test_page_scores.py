@@ -45,16 +45,17 @@ def reference(query: Tensor, pages: PagedLayer, dims: Sequence[int], head: int) 
     return logits, logits.softmax(-1).mean(1)
 
 
-@pytest.mark.parametrize("codes", [False, True])
 @pytest.mark.parametrize(
-    ("dim", "group", "dtype", "size"),
+    ("dim", "group", "dtype", "size", "codes"),
     [
-        (64, 1, torch.float32, 4),
-        (80, 3, torch.bfloat16, 3),
-        (96, 4, torch.float16, 16),
-        (128, 6, torch.bfloat16, 4),
-        (128, 7, torch.float32, 2),
-        (256, 8, torch.bfloat16, 1),
+        (64, 1, torch.float32, 4, False),
+        (80, 3, torch.bfloat16, 3, False),
+        (96, 4, torch.float16, 16, False),
+        (128, 6, torch.bfloat16, 4, True),
+        (128, 7, torch.float32, 2, True),
+        (256, 8, torch.bfloat16, 1, False),
+        (64, 4, torch.float16, 1, True),
+        (256, 3, torch.bfloat16, 5, True),
     ],
 )
 def test_logits_and_scores_are_those_of_float64(
