@@ -93,8 +93,8 @@ def _page_logits(
         g = tl.arange(0, P)
         factor = tl.load(factors + place * P + g, mask=g < G, other=0.0)
         bias = tl.load(biases + place * P + g, mask=g < G, other=0.0)
+        # of a head that is taken whole no row is read, and the product and the bias are zero
         values = both_terms(product, BLOCK, P) * factor[:, None] + bias[:, None]
-        values = tl.where(used > 0, values, 0.0)
         exists = (page >= begin) & (page < end)
         store_logits(values, page - begin, exists, logits, peaks, sums, place, part, parts, most, G, P)
 

@@ -9,9 +9,9 @@ from torch import Tensor
 from kvz.kernels.select_top import plain_select_top
 from kvz.kernels.triton.select_top import launch_select_top
 
-COUNTS = (0, 1, 15, 16, 17, 1000, 2050)
-TAKES = (4, 3, 15, 1, 9, 100, 333)
-WIDTH = 2064
+COUNTS = (0, 1, 15, 16, 17, 1000, 2045)
+TAKES = (4, 3, 15, 1, 9, 100, 1500)
+WIDTH = 2048  # two blocks of the kernel's
 
 
 def random_scores(kind: str) -> Tensor:
@@ -39,7 +39,7 @@ def test_the_largest_are_taken_once(kind: str, plain: bool) -> None:
     counts, takes = (torch.tensor(t, dtype=torch.int32) for t in (COUNTS, TAKES))
     for head, count in enumerate(COUNTS):
         scores[:, head, count:] = float("nan") if count % 2 else float("inf")
-    out = torch.full((2, len(COUNTS), 340), 12345, dtype=torch.int32)
+    out = torch.full((2, len(COUNTS), 1510), 12345, dtype=torch.int32)
     (plain_select_top if plain else launch_select_top)(scores, counts, takes, out)
     for question in range(2):
         for head, (count, take) in enumerate(zip(COUNTS, TAKES, strict=True)):
