@@ -41,7 +41,7 @@ def configuration(units: int) -> Configuration:
 def _ordered(scores, first, count, units, BLOCK: tl.constexpr):
     """Scores from `first` on as integers in the same order; the smallest integer where there is none."""
     unit = first + tl.arange(0, BLOCK)
-    value = tl.load(scores + unit, mask=unit < units, other=0.0) + 0.0  # -0 becomes 0
+    value = tl.load(scores + unit, mask=unit < units, other=0.0)
     bits = value.to(tl.int32, bitcast=True)
     bits = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     return tl.where(unit < count, bits, -2147483648)
