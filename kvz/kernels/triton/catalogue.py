@@ -4,11 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
+from kvz.kernels.triton import (
+    group_mean,
+    merge_splits,
+    page_bounds,
+    page_scores,
+    plane_scores,
+    query_rows,
+    select_top,
+    sparse_attention,
+)
 from kvz.kernels.triton.launch import Launch
 
 __all__ = ["SOURCES", "all_launches"]
 
-SOURCES: tuple[Callable[[], Iterable[Launch]], ...] = ()
+SOURCES: tuple[Callable[[], Iterable[Launch]], ...] = (
+    query_rows.launches,
+    page_scores.launches,
+    plane_scores.launches,
+    group_mean.launches,
+    select_top.launches,
+    sparse_attention.launches,
+    merge_splits.launches,
+    page_bounds.launches,
+)
 """A function a kernel's module. A new kernel is one file and one line here."""
 
 

@@ -1,0 +1,25 @@
+"""Bounds of pages (see kvz.cache.pages) of all heads of a layer, made where its keys are."""
+
+from __future__ import annotations
+
+from kvz.cache.pages import PagedLayer, page_layer
+from kvz.cache.ragged import RaggedLayer
+
+__all__ = ["page_bounds", "plain_page_bounds"]
+
+
+def page_bounds(layer: RaggedLayer, prefix: int, size: int) -> PagedLayer:
+    """The pages of a full layer whose heads begin with `prefix` tokens, in pages of `size` tokens.
+
+    Done once for an archive. By Triton for CUDA tensors, by torch otherwise; the bounds are equal.
+    """
+    if layer.keys.is_cuda:
+        from kvz.kernels.triton.page_bounds import launch_page_bounds
+
+        return launch_page_bounds(layer, prefix, size)
+    return plain_page_bounds(layer, prefix, size)
+
+
+def plain_page_bounds(layer: RaggedLayer, prefix: int, size: int) -> PagedLayer:
+    """The same in torch, head by head."""
+    return page_layer(layer, prefix, size)
