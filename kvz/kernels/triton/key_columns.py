@@ -56,8 +56,8 @@ class ColumnTiles:
 
         It depends on shapes only, so sums are the same on every GPU.
         """
-        blocks = heads * triton.cdiv(m, self.keys)
-        return max(1, min(group * triton.cdiv(n, self.rows), _PROGRAMS // blocks))
+        blocks = heads * -(-m // self.keys)
+        return max(1, min(group * -(-n // self.rows), _PROGRAMS // blocks))
 
 
 def column_tiles(dim: int, n: int, dtype: torch.dtype) -> ColumnTiles:
