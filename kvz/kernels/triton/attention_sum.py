@@ -24,6 +24,7 @@ from kvz.kernels.triton.key_columns import (
     column_launch,
     column_tiles,
     dense_rows,
+    halves,
     load_rows,
     products,
     products_of,
@@ -34,9 +35,9 @@ from kvz.kernels.triton.launch import Launch
 __all__ = ["column_sum", "configuration", "launches"]
 
 
-def configuration(dim: int, n: int, dtype: torch.dtype) -> ColumnTiles:
+def configuration(dim: int, n: int) -> ColumnTiles:
     """Tiles for heads of `dim`, and `n` query rows a query head."""
-    return column_tiles(dim, n, dtype)
+    return column_tiles(dim, n)
 
 
 def column_sum(
@@ -53,7 +54,7 @@ def column_sum(
     query, key = dense_rows(query), dense_rows(key)
     heads, group, n, dim = query.shape
     m = key.shape[1]
-    tiles = configuration(dim, n, query.dtype)
+    tiles = configuration(dim, n)
     parts = tiles.parts(heads, group, n, m) if m else 1
     partial = torch.empty(parts, heads, m, dtype=torch.float32, device=query.device)
     if m:
@@ -79,6 +80,16 @@ def column_sum(
             num_stages=tiles.stages,
         )
     return partial[0] if parts == 1 else partial.sum(0)
+
+
+@triton.jit
+def _sum_of_16(weights, KEYS: tl.constexpr, ROWS: tl.constexpr):
+    """Sums of every 16th of 32 or 64 rows: `[KEYS,16]`. A thread holds them all, so nothing is exchanged."""
+    if ROWS == 64:
+        low, high = halves(weights, KEYS, 64)
+        weights = low + high
+    low, high = halves(weights, KEYS, 32)
+    return low + high
 
 
 @triton.jit
@@ -114,7 +125,7 @@ def _column_sum(
     above = first // ROWS if CAUSAL else 0  # blocks of rows before the first that sees a key
     blocks = tl.maximum(tl.cdiv(n, ROWS) - above, 0)
     units = GROUP * blocks  # blocks of rows, query head after query head
-    total = tl.zeros([KEYS, ROWS], tl.float32)
+    total = tl.zeros([KEYS, 16], tl.float32)
     for unit in tl.range(units * part // parts, units * (part + 1) // parts, num_stages=STAGES):
         g = unit // blocks
         start = (above + unit - g * blocks) * ROWS
@@ -123,14 +134,15 @@ def _column_sum(
         found = products(keys, tl.trans(rows), PRODUCTS)
         i = start + tl.arange(0, ROWS)
         bias = tl.load(lse + (head * GROUP + g) * n + i, mask=i < n, other=float("inf")) * LOG2E
-        scores = found * factor - bias[None, :]
+        scores = tl.fma(found, factor, -bias[None, :])
         if CAUSAL:
             scores = tl.where(columns[:, None] <= i[None, :], scores, float("-inf"))
+        weights = _sum_of_16(tl.exp2(scores), KEYS, ROWS)
         if weight is None:
-            total += tl.exp2(scores)
+            total += weights
         else:
             of_keys = tl.load(weight + (head * GROUP + g) * m + columns, mask=columns < m, other=0.0)
-            total += tl.exp2(scores) * of_keys[:, None]
+            total += weights * of_keys[:, None]
     out = partial + (part.to(tl.int64) * tl.num_programs(1) + head) * m
     tl.store(out + columns, tl.sum(total, 1), mask=columns < m)
 
@@ -151,4 +163,4 @@ def _launch(form: str, dim: int, group: int, n: int, dtype: torch.dtype) -> Laun
     others: dict[str, object] = {"CAUSAL": form == "causal"}
     if form != "contribution":
         others["weight"] = None
-    return column_launch("column_sum", form, _column_sum, configuration(dim, n, dtype), dim, group, dtype, others)
+    return column_launch("column_sum", form, _column_sum, configuration(dim, n), dim, group, dtype, others)

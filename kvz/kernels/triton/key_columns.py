@@ -25,6 +25,7 @@ __all__ = [
     "column_launch",
     "column_tiles",
     "dense_rows",
+    "halves",
     "load_rows",
     "products",
     "products_of",
@@ -60,11 +61,9 @@ class ColumnTiles:
         return max(1, min(group * -(-n // self.rows), _PROGRAMS // blocks))
 
 
-def column_tiles(dim: int, n: int, dtype: torch.dtype) -> ColumnTiles:
+def column_tiles(dim: int, n: int) -> ColumnTiles:
     """Tiles for heads of `dim`, and `n` query rows a query head."""
-    rows = _FEW_ROWS if n <= _FEW_ROWS else 64
-    wide = dim > 128 or dtype == torch.float32
-    return ColumnTiles(128, rows, triton.next_power_of_2(dim), 8, 2 if wide else 3)
+    return ColumnTiles(128, _FEW_ROWS if n <= _FEW_ROWS else 64, triton.next_power_of_2(dim), 8, 2)
 
 
 def column_launch(
@@ -144,3 +143,9 @@ def products(rows, columns, PRODUCTS: tl.constexpr):
         rows = rows.to(tl.float32)
         columns = columns.to(tl.float32)
     return tl.dot(rows, columns, input_precision=PRODUCTS)
+
+
+@triton.jit
+def halves(tile, KEYS: tl.constexpr, ROWS: tl.constexpr):
+    """The left and the right half of a tile `[KEYS,ROWS]`."""
+    return tl.split(tl.permute(tl.reshape(tile, [KEYS, 2, ROWS // 2]), (0, 2, 1)))

@@ -27,6 +27,7 @@ from kvz.kernels.triton.key_columns import (
     column_launch,
     column_tiles,
     dense_rows,
+    halves,
     load_rows,
     products,
     products_of,
@@ -52,7 +53,7 @@ def column_max(query: Tensor, key: Tensor, lse: Tensor | None, scale: float, wei
     query, key = dense_rows(query), dense_rows(key)
     heads, group, n, dim = query.shape
     m = key.shape[1]
-    tiles = column_tiles(dim, n, query.dtype)
+    tiles = column_tiles(dim, n)
     parts = tiles.parts(heads, group, n, m) if m else 1
     partial = torch.empty(parts, heads, m, dtype=torch.float32, device=query.device)
     if m:
@@ -90,14 +91,10 @@ class RowTiles:
     stages: int
 
 
-def configuration(dim: int, dtype: torch.dtype) -> RowTiles:
+def configuration(dim: int) -> RowTiles:
     """Tiles of `row_lse` for heads of `dim`: rows are divided among warps, so that no sum of a row crosses them."""
-    wide = dim > 128 or dtype == torch.float32
-    return (
-        RowTiles(128, 32, triton.next_power_of_2(dim), 8, 2)
-        if wide
-        else RowTiles(128, 64, triton.next_power_of_2(dim), 4, 3)
-    )
+    padded = triton.next_power_of_2(dim)
+    return RowTiles(128, 32, padded, 8, 2) if dim > 128 else RowTiles(128, 32, padded, 4, 3)
 
 
 def row_lse(query: Tensor, parts: Sequence[tuple[Tensor, bool]], scale: float) -> Tensor:
@@ -109,7 +106,7 @@ def row_lse(query: Tensor, parts: Sequence[tuple[Tensor, bool]], scale: float) -
     """
     query = dense_rows(query)
     heads, group, n, dim = query.shape
-    tiles = configuration(dim, query.dtype)
+    tiles = configuration(dim)
     lse = torch.full((heads, group, n), float("-inf"), dtype=torch.float32, device=query.device)
     for keys, causal in parts:
         key = dense_rows(keys)
@@ -134,6 +131,21 @@ def row_lse(query: Tensor, parts: Sequence[tuple[Tensor, bool]], scale: float) -
                 num_stages=tiles.stages,
             )
     return lse
+
+
+@triton.jit
+def _larger(a, b):
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def _largest_of_16(scores, KEYS: tl.constexpr, ROWS: tl.constexpr):
+    """Maxima of every 16th of 32 or 64 rows: `[KEYS,16]`. A thread holds them all, so nothing is exchanged."""
+    if ROWS == 64:
+        low, high = halves(scores, KEYS, 64)
+        scores = _larger(low, high)
+    low, high = halves(scores, KEYS, 32)
+    return _larger(low, high)
 
 
 @triton.jit
@@ -167,7 +179,7 @@ def _column_max(
     columns = first + tl.arange(0, KEYS)
     blocks = tl.cdiv(n, ROWS)
     units = GROUP * blocks  # blocks of rows, query head after query head
-    best = tl.full([KEYS, ROWS], float("-inf"), tl.float32)
+    best = tl.full([KEYS, 16], float("-inf"), tl.float32)
     for unit in tl.range(units * part // parts, units * (part + 1) // parts, num_stages=STAGES):
         g = unit // blocks
         start = (unit - g * blocks) * ROWS
@@ -179,12 +191,12 @@ def _column_max(
             bias = tl.where(i < n, 0.0, float("inf"))
         else:
             bias = tl.load(lse + (head * GROUP + g) * n + i, mask=i < n, other=float("inf")) * LOG2E
-        scores = found * factor - bias[None, :]
+        scores = tl.fma(found, factor, -bias[None, :])
         if weight is not None:
             of_keys = tl.load(weight + (head * GROUP + g) * m + columns, mask=columns < m, other=0.0)
             scores += tl.log2(of_keys)[:, None]
-        best = tl.maximum(best, scores, propagate_nan=tl.PropagateNan.ALL)
-    largest = tl.max(best, 1)
+        best = _larger(best, _largest_of_16(scores, KEYS, ROWS))
+    largest = tl.max(best, 1)  # which passes over NaN
     largest = tl.where(tl.max((best != best).to(tl.int32), 1) > 0, float("nan"), largest)
     if lse is not None:
         largest = tl.exp2(largest)
@@ -259,7 +271,7 @@ def launches() -> Iterator[Launch]:
 
 
 def _column_launch(form: str, dim: int, group: int, dtype: torch.dtype) -> Launch:
-    tiles = column_tiles(dim, 2100, dtype)
+    tiles = column_tiles(dim, 2100)
     absent = {"lse": None} if form == "logit" else {}
     if form != "contribution":
         absent["weight"] = None
@@ -267,7 +279,7 @@ def _column_launch(form: str, dim: int, group: int, dtype: torch.dtype) -> Launc
 
 
 def _row_launch(form: str, dim: int, group: int, dtype: torch.dtype) -> Launch:
-    tiles = configuration(dim, dtype)
+    tiles = configuration(dim)
     arguments = {
         "query": pointer(dtype),
         "key": pointer(dtype),
