@@ -26,7 +26,8 @@ def column_sum_heads(
     if takes_triton(query):
         from kvz.kernels.triton import attention_sum
 
-        return attention_sum.column_sum(query, key, lse, scale, causal, weight)
+        with torch.cuda.device(query.device):
+            return attention_sum.column_sum(query, key, lse, scale, causal, weight)
     return torch.stack(
         [
             _group_sum(query[h].contiguous(), key[h], lse[h], scale, causal, None if weight is None else weight[h])

@@ -10,7 +10,7 @@ from torch import Tensor
 
 __all__ = ["takes_triton"]
 
-_HEAD_DIM = 256
+_HEAD_DIMS = (16, 256)
 
 
 def takes_triton(tensor: Tensor) -> bool:
@@ -20,7 +20,8 @@ def takes_triton(tensor: Tensor) -> bool:
     """
     if not tensor.is_cuda or tensor.dtype not in (torch.float16, torch.bfloat16):
         return False
-    return tensor.shape[-1] <= _HEAD_DIM and _serves(tensor.device.index)
+    smallest, largest = _HEAD_DIMS
+    return smallest <= tensor.shape[-1] <= largest and _serves(tensor.device.index)
 
 
 @cache

@@ -25,7 +25,8 @@ def column_max_heads(query: Tensor, key: Tensor, lse: Tensor, scale: float, weig
     if takes_triton(query):
         from kvz.kernels.triton import kvzip_score
 
-        return kvzip_score.column_max(query, key, lse, scale, weight)
+        with torch.cuda.device(query.device):
+            return kvzip_score.column_max(query, key, lse, scale, weight)
     return torch.stack(
         [
             _group_max(query[h].contiguous(), key[h], lse[h], scale, None if weight is None else weight[h])
@@ -39,7 +40,8 @@ def largest_logit_heads(query: Tensor, key: Tensor, scale: float) -> Tensor:
     if takes_triton(query):
         from kvz.kernels.triton import kvzip_score
 
-        return kvzip_score.column_max(query, key, None, scale)
+        with torch.cuda.device(query.device):
+            return kvzip_score.column_max(query, key, None, scale)
     none = torch.zeros(query.shape[1] * query.shape[2], device=query.device)
     return torch.stack([largest_logit(query[h].flatten(0, 1), key[h], none, scale) for h in range(len(key))])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from kvz.kernels.triton import attention_sum, kvzip_score
+from kvz.kernels.triton import attention_sum, kvzip_score, row_lse
 from kvz.kernels.triton.launch import Launch
 
 __all__ = ["SOURCES", "all_launches"]
@@ -12,6 +12,7 @@ __all__ = ["SOURCES", "all_launches"]
 SOURCES: tuple[Callable[[], Iterable[Launch]], ...] = (
     attention_sum.launches,
     kvzip_score.launches,
+    row_lse.launches,
 )
 """A function a kernel's module. A new kernel is one file and one line here."""
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kvz.kernels.triton.kvzip_score import column_max, row_lse
+from kvz.kernels.triton.kvzip_score import column_max
+from kvz.kernels.triton.row_lse import row_lse
 from tests.kernels.triton.surrounded import DEVICE, surrounded
 
 CASES = [
@@ -46,6 +47,12 @@ def test_without_lse_it_is_the_largest_logit(case):
     query, key, logits = inputs(*case)
     got = column_max(query, key, None, 0.3)
     torch.testing.assert_close(got.double(), logits.amax((1, 2)), rtol=1e-5, atol=1e-5)
+
+
+def test_rows_that_are_not_there_are_no_logits():
+    """All logits below zero, which is what the rows that fill up a block would have."""
+    query, key = torch.ones(1, 2, 5, 64, device=DEVICE), -torch.ones(1, 3, 64, device=DEVICE)
+    assert torch.equal(column_max(query, key, None, 1.0), torch.full((1, 3), -64.0, device=DEVICE))
 
 
 @pytest.mark.parametrize("case", [CASES[1], CASES[3], CASES[4]])
