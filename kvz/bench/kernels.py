@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CHIPS", "Row", "compile_all", "main", "markdown"]
 
+_SAID = ("D", "GROUP", "STAGES")
 CHIPS = {80: "A100 (sm_80)", 90: "H100 (sm_90)"}
 
 
@@ -88,7 +89,7 @@ def compile_all(jobs: int = 1) -> list[Row]:
 def markdown(rows: Iterable[Row]) -> list[str]:
     """A table for each chip."""
     rows = list(rows)
-    lines = [f"Triton {version('triton')}. Registers are a thread's, shared memory a program's, of {_limits()}."]
+    lines = [f"Triton {version('triton')}. Registers are a thread's, shared memory a program's: {_limits()}."]
     for chip, name in CHIPS.items():
         lines += [
             "",
@@ -109,7 +110,7 @@ def markdown(rows: Iterable[Row]) -> list[str]:
 def _limits() -> str:
     from kvz.kernels.triton.launch import SHARED_BYTES
 
-    return " and ".join(f"{SHARED_BYTES[chip] >> 10} KiB on {name}" for chip, name in CHIPS.items())
+    return " and ".join(f"{SHARED_BYTES[chip] >> 10} KiB at most on {name}" for chip, name in CHIPS.items())
 
 
 def _launches() -> list[Launch]:
@@ -130,11 +131,11 @@ def _compiled(task: tuple[int, int]) -> Row:
 
 
 def configuration(launch: Launch) -> str:
-    """Its constants that are numbers, warps and stages: `KEYS 128, ROWS 64, 8 warps, 3 stages`."""
+    """Its constants that are numbers and not in its name, warps and stages: `KEYS 128, ROWS 64, 8 warps, 2 stages`."""
     constants = [
         f"{name} {value}"
         for name, value in launch.constants.items()
-        if isinstance(value, int) and not isinstance(value, bool) and name.isupper() and name != "STAGES"
+        if isinstance(value, int) and not isinstance(value, bool) and name.isupper() and name not in _SAID
     ]
     return ", ".join([*constants, f"{launch.warps} warps", f"{launch.stages} stages"])
 

@@ -155,13 +155,14 @@ def launches() -> Iterator[Launch]:
     for dim in (64, 80, 96, 128, 256):
         yield _column_launch("softmax", dim, 4, torch.bfloat16)
     yield _column_launch("softmax", 128, 4, torch.float16)
+    yield _column_launch("few rows", 128, 4, torch.bfloat16)
     yield _column_launch("logit", 128, 4, torch.bfloat16)
     yield _column_launch("contribution", 128, 7, torch.bfloat16)
     yield _column_launch("contribution", 256, 8, torch.bfloat16)
 
 
 def _column_launch(form: str, dim: int, group: int, dtype: torch.dtype) -> Launch:
-    tiles = configuration(dim, 2100)
+    tiles = configuration(dim, 32 if form == "few rows" else 2100)
     absent = {"lse": None} if form == "logit" else {}
     if form != "contribution":
         absent["weight"] = None
