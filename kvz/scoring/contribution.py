@@ -42,8 +42,15 @@ class ContributionPass(RepeatPass):
         if rms is not None:
             self.log_norms[layer] += rms[0].log()
 
-    def value_norms(self, layer: int, first: int, group: int, value: Tensor) -> Tensor:
-        """||W_o,g v_j|| of query heads first:first+group, `[G,m]`, by v^T (W^T W) v: D x D, not hidden x D, a pair."""
+    def value_norms(self, layer: int, group: int, value: Tensor) -> Tensor:
+        """||W_o,g v_j|| of the `group` query heads of each KV head, `[H,G,m]`, for `value [H,m,D]`.
+
+        By v^T (W^T W) v: D x D products, not hidden x D, a pair.
+        """
+        return torch.stack([self._of_head(layer, head * group, group, value[head]) for head in range(len(value))])
+
+    def _of_head(self, layer: int, first: int, group: int, value: Tensor) -> Tensor:
+        """Those of query heads first:first+group, `[G,m]`, for the values `[m,D]` of their KV head."""
         projection = self.model.output_projection(layer)[:, first : first + group].float()
         gram = torch.einsum("xgd,xge->gde", projection, projection)
         blocks = (value[start : start + _BLOCK].float() for start in range(0, len(value), _BLOCK))

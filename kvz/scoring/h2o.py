@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kvz.cache.sliding import SlidingLayer
 from kvz.geometry import Geometry
-from kvz.kernels.attention_sum import column_sum
+from kvz.kernels.attention_sum import column_sum_heads
 from kvz.models.attention import Told
 from kvz.models.language_model import LanguageModel
 from kvz.scoring.allocation import Allocation, Uniform
@@ -70,14 +70,12 @@ class _Received(ReplayPass):
     geometry: Geometry
     scores: Tensor
 
-    def watch_head(
-        self, layer: int, head: int, query: Tensor, past: Tensor, own: Tensor, lse: Tensor, scale: float
-    ) -> None:
-        row = self.scores[self.geometry.rows(layer)][head]
+    def watch(self, layer: int, query: Tensor, past: Tensor, own: Tensor, lse: Tensor, scale: float) -> None:
+        scores = self.scores[self.geometry.rows(layer)]
         prefix = self.context.prefix
         if self.past > prefix:
-            row[: self.past - prefix] += column_sum(query, past[prefix:], lse, scale).cpu()
-        received = column_sum(query, own, lse, scale, causal=True).cpu()
+            scores[:, : self.past - prefix] += column_sum_heads(query, past[:, prefix:], lse, scale).cpu()
+        received = column_sum_heads(query, own, lse, scale, causal=True).cpu()
         skipped = max(0, prefix - self.past)  # the block's tokens that belong to the prefix
         start = self.past + skipped - prefix
-        row[start : start + max(0, len(received) - skipped)] += received[skipped:]
+        scores[:, start : start + max(0, received.shape[1] - skipped)] += received[:, skipped:]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from kvz.errors import UsageError
-from kvz.kernels.kvzip_score import column_max, largest_logit
+from kvz.kernels.kvzip_score import column_max_heads, largest_logit_heads
 from kvz.models.attention import Told
 from kvz.models.language_model import LanguageModel
 from kvz.prompt import check_instruction, repeat_ids
@@ -76,20 +76,16 @@ class KVzip(RepeatingMethod):
 class _LargestWeight(RepeatPass):
     """Scores by the largest weight over group and rows."""
 
-    def score_head(
-        self, layer: int, head: int, query: Tensor, key: Tensor, value: Tensor, lse: Tensor, scale: float
-    ) -> Tensor:
-        return column_max(query.flatten(0, 1), key, lse.flatten(), scale)
+    def score_layer(self, layer: int, query: Tensor, key: Tensor, value: Tensor, lse: Tensor, scale: float) -> Tensor:
+        return column_max_heads(query, key, lse, scale)
 
 
 @dataclass(frozen=True)
 class _LargestLogit(RepeatPass):
     """Scores by the largest scaled product of query and key."""
 
-    def score_head(
-        self, layer: int, head: int, query: Tensor, key: Tensor, value: Tensor, lse: Tensor, scale: float
-    ) -> Tensor:
-        return largest_logit(query.flatten(0, 1), key, torch.zeros_like(lse).flatten(), scale)
+    def score_layer(self, layer: int, query: Tensor, key: Tensor, value: Tensor, lse: Tensor, scale: float) -> Tensor:
+        return largest_logit_heads(query, key, scale)
 
 
 _PASSES: dict[str, Callable[[RepeatedChunk], RepeatPass]] = {"softmax": _LargestWeight, "logit": _LargestLogit}

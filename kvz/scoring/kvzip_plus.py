@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from kvz.kernels.kvzip_score import column_max
+from kvz.kernels.kvzip_score import column_max_heads
 from kvz.models.language_model import LanguageModel
 from kvz.scoring.contribution import ContributionPass
 from kvz.scoring.kvzip import RepeatingMethod
@@ -32,10 +31,6 @@ class KVzipPlus(RepeatingMethod):
 class _LargestContribution(ContributionPass):
     """Scores by the largest contribution."""
 
-    def score_head(
-        self, layer: int, head: int, query: Tensor, key: Tensor, value: Tensor, lse: Tensor, scale: float
-    ) -> Tensor:
-        group = query.shape[0]
-        norms = self.value_norms(layer, head * group, group, value)
-        of_group = [column_max(query[g], key, lse[g] + self.log_norms[layer], scale) * norms[g] for g in range(group)]
-        return torch.stack(of_group).amax(0)
+    def score_layer(self, layer: int, query: Tensor, key: Tensor, value: Tensor, lse: Tensor, scale: float) -> Tensor:
+        norms = self.value_norms(layer, query.shape[1], value)
+        return column_max_heads(query, key, lse + self.log_norms[layer], scale, norms)

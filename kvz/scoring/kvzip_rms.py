@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from kvz.errors import UsageError
-from kvz.kernels.attention_sum import column_sum
+from kvz.kernels.attention_sum import column_sum_heads
 from kvz.models.attention import Told
 from kvz.models.language_model import LanguageModel
 from kvz.prompt import turn_ids
@@ -77,11 +77,7 @@ class KVzipRMS(RepeatingMethod):
 class _SquaredContributions(ContributionPass):
     """Adds up the squares of contributions over group and rows."""
 
-    def score_head(
-        self, layer: int, head: int, query: Tensor, key: Tensor, value: Tensor, lse: Tensor, scale: float
-    ) -> Tensor:
-        group = query.shape[0]
-        norms = self.value_norms(layer, head * group, group, value)
+    def score_layer(self, layer: int, query: Tensor, key: Tensor, value: Tensor, lse: Tensor, scale: float) -> Tensor:
+        norms = self.value_norms(layer, query.shape[1], value)
         doubled = 2 * (lse + self.log_norms[layer])  # exp(2 x) is the square of exp(x)
-        squares = [column_sum(query[g : g + 1], key, doubled[g : g + 1], 2 * scale) for g in range(group)]
-        return (torch.stack(squares) * norms.square()).sum(0)
+        return column_sum_heads(query, key, doubled, 2 * scale, weight=norms.square())

@@ -2,8 +2,8 @@
 
 The softmax that KVzip scores with runs over [prefix | the chunk | the repeat input's own keys, causal]; attention
 itself sees the whole cache. The keys are visited in segments, so that the log-sum-exp over the score's softmax falls
-out of the attention, and nothing but the chunk's columns is computed twice. One KV head at a time keeps the extra
-memory small.
+out of the attention, and nothing but the chunk's columns is computed twice. One KV head at a time is attended, which
+keeps the extra memory small; then all heads of the layer are scored.
 """
 
 from __future__ import annotations
@@ -58,15 +58,13 @@ class RepeatPass(ABC):
         """Shown the hidden states `[1,n,hidden]` that enter a layer."""
 
     def see_attended(self, layer: int, attended: Tensor) -> None:  # noqa: B027 - as above
-        """Shown a layer's attention output `[1,n,Hq,D]`, before any of its heads is scored."""
+        """Shown a layer's attention output `[1,n,Hq,D]`, before the layer is scored."""
 
     @abstractmethod
-    def score_head(
-        self, layer: int, head: int, query: Tensor, key: Tensor, value: Tensor, lse: Tensor, scale: float
-    ) -> Tensor:
-        """Scores `[m]` float32 of one KV head's chunk, `key, value [m,D]`.
+    def score_layer(self, layer: int, query: Tensor, key: Tensor, value: Tensor, lse: Tensor, scale: float) -> Tensor:
+        """Scores `[H,m]` float32 of the KV heads' chunk, `key, value [H,m,D]`.
 
-        `query [G,n,D]` are the group's rows of the repeat input, `lse [G,n]` their log-sum-exp over the score's
+        `query [H,G,n,D]` are the groups' rows of the repeat input, `lse [H,G,n]` their log-sum-exp over the score's
         softmax.
         """
 
@@ -92,9 +90,8 @@ class RepeatPass(ABC):
             lses.append(scored[1].view(-1, n))
         attended = out.reshape(1, -1, n, dim).transpose(1, 2)
         self.see_attended(layer, attended)
-        for head, lse in enumerate(lses):
-            rows = grouped[head].contiguous()
-            scores[head] = self.score_head(layer, head, rows, keys[head, columns], values[head, columns], lse, scale)
+        lse = torch.stack(lses)
+        scores.copy_(self.score_layer(layer, grouped, keys[:, columns], values[:, columns], lse, scale))
         return attended
 
 

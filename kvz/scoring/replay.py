@@ -33,10 +33,8 @@ class ReplayPass(ABC):
     sliding: Mapping[int, SlidingLayer]
 
     @abstractmethod
-    def watch_head(
-        self, layer: int, head: int, query: Tensor, past: Tensor, own: Tensor, lse: Tensor, scale: float
-    ) -> None:
-        """See one KV head: `query [G,n,D]`, keys `past [past,D]` and `own [n,D]`, and `lse [G,n]` over all they see."""
+    def watch(self, layer: int, query: Tensor, past: Tensor, own: Tensor, lse: Tensor, scale: float) -> None:
+        """See a layer: `query [H,G,n,D]`, keys `past [H,past,D]` and `own [H,n,D]`, `lse [H,G,n]` over all they see."""
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """Attention of the replayed tokens: `[1,n,Hq,D]`."""
@@ -49,6 +47,7 @@ class ReplayPass(ABC):
             return seen.reshape(1, -1, n, dim).transpose(1, 2)
         out = torch.empty_like(grouped)
         keys, values = self.context.cache.layer(layer)
+        lses = []
         for head in range(heads):
             one = slice(head, head + 1)
             rows = grouped[one].contiguous()
@@ -57,5 +56,6 @@ class ReplayPass(ABC):
                 parts.append(grouped_attention(rows, keys[one, : self.past], values[one, : self.past], scale))
             merged, lse = merge_parts(parts)
             out[head] = merged.view_as(rows[0])
-            self.watch_head(layer, head, rows[0], keys[head, : self.past], key[0, head], lse.view(-1, n), scale)
+            lses.append(lse.view(-1, n))
+        self.watch(layer, grouped, keys[:, : self.past], key[0], torch.stack(lses), scale)
         return out.reshape(1, -1, n, dim).transpose(1, 2)

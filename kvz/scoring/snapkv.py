@@ -11,7 +11,7 @@ from torch.nn.functional import max_pool1d
 
 from kvz.errors import UsageError
 from kvz.geometry import Geometry
-from kvz.kernels.attention_sum import column_sum
+from kvz.kernels.attention_sum import column_sum_heads
 from kvz.models.attention import Told
 from kvz.models.language_model import LanguageModel
 from kvz.prompt import Frame, question_ids
@@ -90,8 +90,7 @@ class _Window(ReplayPass):
     scores: Tensor
     window: int
 
-    def watch_head(
-        self, layer: int, head: int, query: Tensor, past: Tensor, own: Tensor, lse: Tensor, scale: float
-    ) -> None:
-        rows, sums = query[:, -self.window :], lse[:, -self.window :]
-        self.scores[self.geometry.rows(layer)][head] = column_sum(rows, past[self.context.prefix :], sums, scale)
+    def watch(self, layer: int, query: Tensor, past: Tensor, own: Tensor, lse: Tensor, scale: float) -> None:
+        rows, sums = query[:, :, -self.window :], lse[:, :, -self.window :]
+        received = column_sum_heads(rows, past[:, self.context.prefix :], sums, scale)
+        self.scores[self.geometry.rows(layer)] = received

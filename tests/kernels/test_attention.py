@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvz.kernels.attention import attention, grouped_attention, plain_attention
-from kvz.kernels.kvzip_score import column_max
+from kvz.kernels.attention_sum import column_sum_heads
+from kvz.kernels.kvzip_score import column_max, column_max_heads, largest_logit_heads
 from kvz.kernels.merge import merge_parts, merge_stacked
 from kvz.kernels.ragged_attention import plan_ragged, ragged_attention
 from tests.reference import attention64
@@ -105,3 +106,19 @@ def test_column_max_is_the_largest_softmax_weight(dtype, rows, keys):
     assert got.dtype == torch.float32
     torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-9)
     assert torch.equal(q, before)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_scores_of_all_heads_are_those_of_each(weighted):
+    torch.manual_seed(5)
+    heads, group, n, m = 2, 3, 20, 50
+    query, key = torch.randn(n, heads * group, 32).transpose(0, 1).view(heads, group, n, 32), torch.randn(heads, m, 32)
+    logits = 0.3 * query.double() @ key.double().unsqueeze(1).transpose(-1, -2)
+    lse = torch.logsumexp(logits, -1)
+    weight = torch.rand(heads, group, m) if weighted else None
+    shares = (logits - lse[..., None]).exp() * (1 if weight is None else weight[:, :, None].double())
+    largest = column_max_heads(query, key, lse.float(), 0.3, weight)
+    torch.testing.assert_close(largest.double(), shares.amax((1, 2)), rtol=1e-5, atol=1e-9)
+    total = column_sum_heads(query, key, lse.float(), 0.3, weight=weight)
+    torch.testing.assert_close(total.double(), shares.sum((1, 2)), rtol=1e-5, atol=1e-9)
+    torch.testing.assert_close(largest_logit_heads(query, key, 0.3).double(), logits.amax((1, 2)), rtol=1e-5, atol=1e-5)

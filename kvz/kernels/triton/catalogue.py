@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from kvz.kernels.triton import (
+    attention_sum,
     group_mean,
+    kvzip_score,
     merge_splits,
     page_bounds,
     page_scores,
     plane_scores,
     query_rows,
+    row_lse,
     select_top,
     sparse_attention,
 )
@@ -19,6 +22,7 @@ from kvz.kernels.triton.launch import Launch
 __all__ = ["SOURCES", "all_launches"]
 
 SOURCES: tuple[Callable[[], Iterable[Launch]], ...] = (
+    page_bounds.launches,
     query_rows.launches,
     page_scores.launches,
     plane_scores.launches,
@@ -26,7 +30,9 @@ SOURCES: tuple[Callable[[], Iterable[Launch]], ...] = (
     select_top.launches,
     sparse_attention.launches,
     merge_splits.launches,
-    page_bounds.launches,
+    kvzip_score.launches,
+    row_lse.launches,
+    attention_sum.launches,
 )
 """A function a kernel's module. A new kernel is one file and one line here."""
 

@@ -36,7 +36,8 @@ class Launch:
     """One specialisation of a kernel: types of its arguments, values of its constants, warps and stages.
 
     `arguments` maps a runtime argument to its Triton type (`*bf16`, `i32`, `fp32`); `aligned` names those that are
-    multiples of 16 (pointers: of 16 bytes) whenever the kernel is launched, which wide loads need.
+    multiples of 16 (pointers: of 16 bytes) whenever the kernel is launched, which wide loads need. `products` and
+    `wide` say what the launch is held to: products by tensor cores, and loads of 128 bits.
     """
 
     name: str
@@ -46,6 +47,8 @@ class Launch:
     warps: int
     stages: int
     aligned: frozenset[str] = field(default_factory=frozenset)
+    products: bool = True
+    wide: bool = True
 
 
 @dataclass(frozen=True)
