@@ -101,10 +101,10 @@ def plan_decode(
     A tail that grows beyond `capacity` is attended as well, in the same number of parts.
     """
     device, heads = pairs.keys.device, len(bounds) - 1
-    row_blocks = -(-rows.count // block_rows(rows.count, pairs.dim))
+    row_blocks = -(-rows.count // block_rows(rows.count, pairs.dim, pairs.bits))
     schedule = plan_schedule(bounds, multiprocessors, programs_each, row_blocks, device)
     of_question = rows.group * rows.tokens
-    units = rows.batch * heads * -(-of_question // block_rows(of_question, pairs.dim))
+    units = rows.batch * heads * -(-of_question // block_rows(of_question, pairs.dim, pairs.bits))
     useful = max(1, -(-2 * multiprocessors // units))
     splits = min(-(-capacity // _TAIL_SHARE), useful, _MOST_SPLITS)
     ragged = plan_ragged(pairs.keys, pairs.values, bounds, rows.count) if pairs.bits == 16 else None

@@ -58,7 +58,7 @@ def _over_tail(query: Tensor, tail: TailPairs, scale: float) -> tuple[Tensor, Te
 
     The tokens of a question stand where `attention` has a batch: each sees a number of pairs of its own.
     """
-    batch, heads, group, n, dim = query.shape
+    batch, heads, _, n, dim = query.shape
     places = torch.arange(tail.keys.shape[2], device=query.device)
     outs, lses = [], []
     for b in range(batch):

@@ -63,9 +63,13 @@ class Schedule:
         return max(work) * multiprocessors / sum(work) if shares else 1.0
 
 
-def block_rows(rows: int, dim: int) -> int:
-    """Query rows that one program takes at a time, of `rows` in all: 16, 32, 64 or 128, at most 64 if D is over 128."""
-    most = _MOST_BLOCK if dim <= 128 else _MOST_BLOCK // 2
+def block_rows(rows: int, dim: int, bits: int = 16) -> int:
+    """Query rows that one program takes at a time, of `rows` in all: 16, 32, 64 or 128.
+
+    At most 128; half of it if D is over 128, and half of it where pairs are codes: what does not fit into registers is
+    slow.
+    """
+    most = _MOST_BLOCK >> int(dim > 128) + int(bits < 16)
     return min(most, max(16, 1 << (rows - 1).bit_length()))
 
 

@@ -13,37 +13,46 @@ def load_pairs(
     stored,
     scale,
     zero,
-    rows,
-    seen,
+    first,
+    count,
+    N: tl.constexpr,
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BITS: tl.constexpr,
     GROUP: tl.constexpr,
     DTYPE: tl.constexpr,
 ):
-    """`rows [N]` of `stored [sum,D]` as `[N,BLOCK_D]`; rows that are not `seen [N]` are zero, and not read.
+    """Rows from `first` (int64) of `stored [sum,D]` as `[N,BLOCK_D]`; all but `count` are zero, and not read.
 
     With BITS 8 or 4 they are codes, as `kvz.kernels.flat_pairs` describes them, and come as numbers of type DTYPE; what
     lies behind dimension D then is some finite number.
     """
-    rows = rows.to(tl.int64)[:, None]
-    seen = seen[:, None]
+    # Only the first may be far away: inside a block 32 bits are enough, and take half the registers.
+    row = tl.arange(0, N)[:, None]
+    seen = row < count
     if BITS == 16:
         d = tl.arange(0, BLOCK_D)[None, :]
-        return tl.load(stored + rows * D + d, mask=seen & (d < D), other=0.0)
+        if D < BLOCK_D:
+            seen = seen & (d < D)
+        found = tl.load(stored + first * D + (row * D + d), mask=seen, other=0.0)
     else:
-        N: tl.constexpr = rows.shape[0]
-        GROUPS: tl.constexpr = BLOCK_D // GROUP
-        STORED_GROUPS: tl.constexpr = (D + GROUP - 1) // GROUP
-        WIDTH: tl.constexpr = D * BITS // 8
-        byte = tl.arange(0, BLOCK_D * BITS // 8)[None, :]
-        codes = tl.load(stored + rows * WIDTH + byte, mask=seen & (byte < WIDTH), other=0)
-        if BITS == 4:
-            codes = tl.interleave(codes & 15, codes >> 4)
-        g = tl.arange(0, GROUPS)[None, :]
-        of_group = rows * STORED_GROUPS + g
-        held = seen & (g < STORED_GROUPS)
-        step = tl.load(scale + of_group, mask=held, other=0.0).to(tl.float32)
-        low = tl.load(zero + of_group, mask=held, other=0.0).to(tl.float32)
-        steps = tl.reshape(codes, (N, GROUPS, GROUP)).to(tl.float32)
-        return tl.reshape(low[:, :, None] + step[:, :, None] * steps, (N, BLOCK_D)).to(DTYPE)
+        GROUPS: tl.constexpr = (D + GROUP - 1) // GROUP
+        codes = _codes(stored + first * (D * BITS // 8), row, seen, D * BITS // 8, BLOCK_D * BITS // 8, BITS)
+        g = tl.arange(0, BLOCK_D // GROUP)[None, :]
+        of_group = row * GROUPS + g
+        held = seen & (g < GROUPS)
+        step = tl.load(scale + first * GROUPS + of_group, mask=held, other=0.0).to(tl.float32)
+        low = tl.load(zero + first * GROUPS + of_group, mask=held, other=0.0).to(tl.float32)
+        steps = tl.reshape(codes, (N, BLOCK_D // GROUP, GROUP)).to(tl.float32)
+        found = tl.reshape(low[:, :, None] + step[:, :, None] * steps, (N, BLOCK_D)).to(DTYPE)
+    return found
+
+
+@triton.jit
+def _codes(stored, row, seen, WIDTH: tl.constexpr, BLOCK: tl.constexpr, BITS: tl.constexpr):
+    """Rows of WIDTH bytes as codes, one or two a byte: `[N,8/BITS BLOCK]` uint8."""
+    byte = tl.arange(0, BLOCK)[None, :]
+    codes = tl.load(stored + (row * WIDTH + byte), mask=seen & (byte < WIDTH), other=0)
+    if BITS == 4:
+        codes = tl.interleave(codes & 15, codes >> 4)
+    return codes

@@ -40,7 +40,7 @@ def configuration(dim: int, slots: int, rows: int) -> MergeConfiguration:
     return MergeConfiguration(block, 32, 4 if block > 16 else 1, 2)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["group", "tokens", "rows", "tail_slot", "splits"])
 def merge_kernel(
     outs,
     lses,

@@ -14,14 +14,13 @@ from math import log2
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 
 from kvz.kernels.decode_plan import DecodePlan, TailPairs
 from kvz.kernels.schedule import block_rows
 from kvz.kernels.triton.launch import Launch, pointer
-from kvz.kernels.triton.load_pairs import load_pairs
 from kvz.kernels.triton.merge_slots import launch_merge
+from kvz.kernels.triton.ragged_kernel import ragged_attention_kernel
 
 __all__ = ["Configuration", "configuration", "launches", "triton_ragged_decode"]
 
@@ -41,137 +40,14 @@ class Configuration:
 
 def configuration(dim: int, rows: int, tail_rows: int, dtype: torch.dtype, bits: int = 16) -> Configuration:
     """For `rows` query rows a KV head, of which `tail_rows` are one question's."""
-    block = block_rows(rows, dim)
-    pairs = 64 if dim <= 128 else 32
-    stages = 2 if dtype == torch.float32 or bits < 16 or block > 64 else 3
-    return Configuration(block, min(block, block_rows(tail_rows, dim)), pairs, 8 if block > 64 else 4, stages)
-
-
-@triton.jit
-def _take(q, k, v, seen, scale, best, total, acc):
-    """One step of softmax online: rows `q [M,D]` over pairs `k, v [N,D]`, of which they see `seen [M,N]`.
-
-    `best, total [M]` and `acc [M,D]` are the largest score so far in units of log 2, the sum of weights and of values.
-    """
-    scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-    scores = tl.where(seen, scores, float("-inf"))
-    new = tl.maximum(best, tl.max(scores, 1))
-    base = tl.where(new == float("-inf"), 0.0, new)
-    weights = tl.exp2(scores - base[:, None])
-    fade = tl.exp2(best - base)
-    acc = tl.dot(weights.to(v.dtype), v, acc * fade[:, None], input_precision="ieee")
-    return new, total * fade + tl.sum(weights, 1), acc
-
-
-@triton.jit
-def _leave(outs, lses, slot, r, held, rows, best, total, acc, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Write rows `r [M]` that are `held [M]` of a result; without a pair the log-sum-exp is -inf, and no output."""
-    d = tl.arange(0, BLOCK_D)
-    some = total > 0
-    place = slot.to(tl.int64) * rows + r
-    lse = (best + tl.log2(tl.where(some, total, 1.0))) * 0.6931471805599453
-    tl.store(lses + place, tl.where(some, lse, float("-inf")), mask=held)
-    out = acc / tl.where(some, total, 1.0)[:, None]
-    tl.store(outs + place[:, None] * D + d[None, :], out, mask=(held & some)[:, None] & (d < D)[None, :])
-
-
-@triton.jit
-def ragged_attention_kernel(
-    query,
-    keys,
-    values,
-    key_scale,
-    key_zero,
-    value_scale,
-    value_zero,
-    tail_keys,
-    tail_values,
-    past,
-    segments,
-    programs,
-    outs,
-    lses,
-    query_b,
-    query_h,
-    query_n,
-    tail_b,
-    tail_h,
-    scale,
-    heads,
-    group,
-    tokens,
-    rows,
-    row_blocks,
-    tail_units,
-    tail_blocks,
-    splits,
-    tail_slot,
-    D: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    TAIL_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BITS: tl.constexpr,
-    GROUP: tl.constexpr,
-):
-    """`query [B,Hq,n,D]` strided, 1 in D; programs of the tails come first, since how long they take is not known.
-
-    Row (b group + g) tokens + i of KV head h is token i of question b in query head h group + g.
-    """
-    DTYPE: tl.constexpr = query.dtype.element_ty
-    unit = tl.program_id(0)
-    d = tl.arange(0, BLOCK_D)[None, :]
-    in_question = group * tokens
-    if unit < tail_units:
-        if tail_keys is not None:
-            split = unit % splits
-            block = unit // splits % tail_blocks
-            head = unit // (splits * tail_blocks) % heads
-            b = unit // (splits * tail_blocks * heads)
-            m = block * TAIL_M + tl.arange(0, TAIL_M)
-            held = m < in_question
-            i = m % tokens
-            at = query + b.to(tl.int64) * query_b + (head * group + m // tokens) * query_h + i.to(tl.int64) * query_n
-            q = tl.load(at[:, None] + d, mask=held[:, None] & (d < D), other=0.0)
-            last_seen = tl.load(past + b) + i
-            length = tl.max(tl.where(held, last_seen, -1), 0) + 1
-            share = tl.cdiv(tl.cdiv(length, splits), BLOCK_N) * BLOCK_N
-            first = split * share
-            last = tl.minimum(first + share, length)
-            base = b.to(tl.int64) * tail_b + head.to(tl.int64) * tail_h
-            best = tl.full([TAIL_M], float("-inf"), tl.float32)
-            total = tl.zeros([TAIL_M], tl.float32)
-            acc = tl.zeros([TAIL_M, BLOCK_D], tl.float32)
-            for start in range(first, last, BLOCK_N):
-                j = start + tl.arange(0, BLOCK_N)
-                k = load_pairs(tail_keys + base, None, None, j, j < last, D, BLOCK_D, 16, GROUP, DTYPE)
-                v = load_pairs(tail_values + base, None, None, j, j < last, D, BLOCK_D, 16, GROUP, DTYPE)
-                seen = (j < last)[None, :] & (j[None, :] <= last_seen[:, None])
-                best, total, acc = _take(q, k, v, seen, scale, best, total, acc)
-            r = b * in_question + m
-            _leave(outs, lses, tail_slot + head * splits + split, r, held, rows, best, total, acc, D, BLOCK_D)
-    else:
-        program = (unit - tail_units) // row_blocks
-        r = (unit - tail_units) % row_blocks * BLOCK_M + tl.arange(0, BLOCK_M)
-        held = r < rows
-        m = r % in_question
-        of_row = (r // in_question).to(tl.int64) * query_b + (m // tokens) * query_h + (m % tokens).to(tl.int64) * query_n
-        for s in range(tl.load(programs + program), tl.load(programs + program + 1)):
-            head = tl.load(segments + 4 * s)
-            first = tl.load(segments + 4 * s + 1)
-            last = tl.load(segments + 4 * s + 2)
-            slot = tl.load(segments + 4 * s + 3)
-            at = query + head.to(tl.int64) * group * query_h + of_row
-            q = tl.load(at[:, None] + d, mask=held[:, None] & (d < D), other=0.0)
-            best = tl.full([BLOCK_M], float("-inf"), tl.float32)
-            total = tl.zeros([BLOCK_M], tl.float32)
-            acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-            for start in range(first, last, BLOCK_N):
-                j = start + tl.arange(0, BLOCK_N)
-                k = load_pairs(keys, key_scale, key_zero, j, j < last, D, BLOCK_D, BITS, GROUP, DTYPE)
-                v = load_pairs(values, value_scale, value_zero, j, j < last, D, BLOCK_D, BITS, GROUP, DTYPE)
-                best, total, acc = _take(q, k, v, (j < last)[None, :], scale, best, total, acc)
-            _leave(outs, lses, slot, r, held, rows, best, total, acc, D, BLOCK_D)
+    block = block_rows(rows, dim, bits)
+    codes = bits < 16
+    many = block > 64 or (block > 32 and codes)
+    pairs = 32 if dim > 128 or (many and (dim > 64 or codes)) else 64
+    warps = 8 if many or (dim > 128 and block > 16) else 4
+    # Two programs of 64 rows fit on a multiprocessor of an A100 with two stages, but not with three.
+    stages = 2 if block == 64 or dtype == torch.float32 else 3
+    return Configuration(block, min(block, block_rows(tail_rows, dim, bits)), pairs, warps, stages)
 
 
 def triton_ragged_decode(
@@ -253,10 +129,15 @@ def _check(query: Tensor, plan: DecodePlan, tail: TailPairs | None) -> None:
     wanted = rows.batch, heads * rows.group, rows.tokens, dim
     if query.shape != wanted or query.stride(3) != 1:
         raise ValueError(f"planned for queries {wanted}, 1 apart in D, not {tuple(query.shape)}")
+    if sum((size - 1) * stride for size, stride in zip(query.shape, query.stride(), strict=True)) >= 1 << 31:
+        raise ValueError("a query of 2^31 numbers or more is too large")
     if (tail is None) != (plan.splits == 0):
         raise ValueError("planned for a tail" if tail is None else "planned without a tail")
     if tail is None:
         return
+    batch, kv_heads, _, dim_of_tail = tail.keys.shape
+    if (batch, kv_heads, dim_of_tail) != (rows.batch, heads, dim) or tail.past.shape != (batch,):
+        raise ValueError(f"planned for tails of {rows.batch} questions, {heads} heads and {dim} dimensions")
     if tail.keys.stride() != tail.values.stride() or tail.keys.stride()[2:] != (dim, 1):
         raise ValueError("a tail's keys and values must be laid out alike, a question's tokens end to end")
     if tail.keys.dtype != query.dtype or tail.past.dtype != torch.int32:
@@ -269,9 +150,9 @@ def launches() -> Iterator[Launch]:
         for rows, tail_rows in ((4, 4), (32, 4), (64, 64), (2048, 2048)):
             yield _launch_of(dim, rows, tail_rows, torch.bfloat16)
     yield _launch_of(128, 4, 4, torch.float16)
-    for dim in (64, 80, 128):
+    for dim in (64, 80, 96, 128, 256):
         for bits in (8, 4):
-            for rows in (4, 2048):
+            for rows in (4, 32, 2048):
                 yield _launch_of(dim, rows, rows, torch.bfloat16, bits)
 
 
