@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kvz.kernels.flat_pairs import FlatPairs
 from kvz.kernels.ragged_attention import RaggedPlan, plan_ragged
-from kvz.kernels.schedule import Schedule, block_rows, plan_schedule
+from kvz.kernels.schedule import Schedule, block_rows, plan_schedule, programs_at_once
 
 __all__ = ["DecodePlan", "Rows", "TailPairs", "in_one_workspace", "plan_decode"]
 
@@ -53,7 +53,7 @@ class DecodePlan:
     """A layer's pairs, head h owning pairs bounds[h]:bounds[h+1], planned for a number of rows; used for every step.
 
     A tail is cut into `splits` parts, whose sizes follow its length on the device; 0 where there is no tail.
-    `workspace` is float32; the results of a head's segments and of its tail's parts lie in it.  `ragged` is the plan of
+    `workspace` is float32; the results of a head's segments and of its tail's parts lie in it. `ragged` is the plan of
     the plain form, None where the pairs are codes.
     """
 
@@ -90,19 +90,18 @@ class DecodePlan:
     def lses(self) -> Tensor:
         """The results' natural log-sum-exps, `[slots,R]`."""
         size = self.slots * self.rows.count
-        return self.workspace[size * self.pairs.dim : size * (self.pairs.dim + 1)].view(self.slots, -1)
+        return self.workspace[size * self.pairs.dim : size * (self.pairs.dim + 1)].view(self.slots, self.rows.count)
 
 
-def plan_decode(
-    pairs: FlatPairs, bounds: Sequence[int], rows: Rows, capacity: int, multiprocessors: int, programs_each: int = 2
-) -> DecodePlan:
+def plan_decode(pairs: FlatPairs, bounds: Sequence[int], rows: Rows, capacity: int, multiprocessors: int) -> DecodePlan:
     """The plan of one layer and tails of `capacity` tokens, 0 for none; without a workspace: see `in_one_workspace`.
 
     A tail that grows beyond `capacity` is attended as well, in the same number of parts.
     """
     device, heads = pairs.keys.device, len(bounds) - 1
-    row_blocks = -(-rows.count // block_rows(rows.count, pairs.dim, pairs.bits))
-    schedule = plan_schedule(bounds, multiprocessors, programs_each, row_blocks, device)
+    block = block_rows(rows.count, pairs.dim, pairs.bits)
+    at_once = programs_at_once(block, pairs.dim, pairs.bits)
+    schedule = plan_schedule(bounds, multiprocessors, at_once, -(-rows.count // block), device)
     of_question = rows.group * rows.tokens
     units = rows.batch * heads * -(-of_question // block_rows(of_question, pairs.dim, pairs.bits))
     useful = max(1, -(-2 * multiprocessors // units))

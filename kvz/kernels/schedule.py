@@ -16,7 +16,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-__all__ = ["LEAST_SHARE", "Schedule", "block_rows", "plan_schedule"]
+__all__ = ["LEAST_SHARE", "Schedule", "block_rows", "plan_schedule", "programs_at_once"]
 
 LEAST_SHARE = 64
 """Pairs a program has at least: with fewer, starting and merging it costs more than it saves."""
@@ -71,6 +71,14 @@ def block_rows(rows: int, dim: int, bits: int = 16) -> int:
     """
     most = _MOST_BLOCK >> int(dim > 128) + int(bits < 16)
     return min(most, max(16, 1 << (rows - 1).bit_length()))
+
+
+def programs_at_once(block: int, dim: int, bits: int = 16) -> int:
+    """Programs of `block` rows that a multiprocessor runs at once: two of 4 warps, or one of 8 where registers are few.
+
+    With many rows a second one is worth little, and its results are as large as its share of pairs.
+    """
+    return 1 if block > 64 or (block > 32 and bits < 16) or (block > 16 and dim > 128) else 2
 
 
 def plan_schedule(

@@ -17,7 +17,7 @@ import triton
 from torch import Tensor
 
 from kvz.kernels.decode_plan import DecodePlan, TailPairs
-from kvz.kernels.schedule import block_rows
+from kvz.kernels.schedule import block_rows, programs_at_once
 from kvz.kernels.triton.launch import Launch, pointer
 from kvz.kernels.triton.merge_slots import launch_merge
 from kvz.kernels.triton.ragged_kernel import ragged_attention_kernel
@@ -41,12 +41,13 @@ class Configuration:
 def configuration(dim: int, rows: int, tail_rows: int, dtype: torch.dtype, bits: int = 16) -> Configuration:
     """For `rows` query rows a KV head, of which `tail_rows` are one question's."""
     block = block_rows(rows, dim, bits)
-    codes = bits < 16
-    many = block > 64 or (block > 32 and codes)
-    pairs = 32 if dim > 128 or (many and (dim > 64 or codes)) else 64
-    warps = 8 if many or (dim > 128 and block > 16) else 4
-    # Two programs of 64 rows fit on a multiprocessor of an A100 with two stages, but not with three.
-    stages = 2 if block == 64 or dtype == torch.float32 else 3
+    # Codes, and the masks of a D that is no power of 2, take registers too.
+    codes, padded = bits < 16, dim & (dim - 1) > 0
+    tight = block > 64 or (block > 32 and (codes or padded))
+    pairs = 32 if dim > 128 or (tight and (dim > 64 or codes)) else 64
+    warps = 8 // programs_at_once(block, dim, bits)
+    # Two programs of 64 rows and pairs fit on a multiprocessor of an A100 with two stages, but not with three.
+    stages = 2 if block == pairs or dtype == torch.float32 else 3
     return Configuration(block, min(block, block_rows(tail_rows, dim, bits)), pairs, warps, stages)
 
 
@@ -112,13 +113,7 @@ def _launch(
         tail_blocks,
         plan.splits,
         schedule.slots,
-        D=pairs.dim,
-        BLOCK_D=triton.next_power_of_2(pairs.dim),
-        BLOCK_M=chosen.rows,
-        TAIL_M=chosen.tail_rows,
-        BLOCK_N=chosen.pairs,
-        BITS=pairs.bits,
-        GROUP=pairs.group,
+        **_constants(pairs.dim, pairs.bits, pairs.group, chosen),
         num_warps=chosen.warps,
         num_stages=chosen.stages,
     )
@@ -150,41 +145,47 @@ def launches() -> Iterator[Launch]:
         for rows, tail_rows in ((4, 4), (32, 4), (64, 64), (2048, 2048)):
             yield _launch_of(dim, rows, tail_rows, torch.bfloat16)
     yield _launch_of(128, 4, 4, torch.float16)
+    yield _launch_of(128, 4, 4, torch.bfloat16, tail=False)
     for dim in (64, 80, 96, 128, 256):
         for bits in (8, 4):
             for rows in (4, 32, 2048):
                 yield _launch_of(dim, rows, rows, torch.bfloat16, bits)
 
 
-def _launch_of(dim: int, rows: int, tail_rows: int, dtype: torch.dtype, bits: int = 16) -> Launch:
+def _launch_of(dim: int, rows: int, tail_rows: int, dtype: torch.dtype, bits: int = 16, tail: bool = True) -> Launch:
     chosen = configuration(dim, rows, tail_rows, dtype, bits)
     number = pointer(dtype)
-    pairs = dict.fromkeys(("keys", "values"), number if bits == 16 else "*u8")
-    grids = dict.fromkeys(("key_scale", "key_zero", "value_scale", "value_zero"), "*fp16" if bits < 16 else None)
-    numbers = dict.fromkeys(("query", "tail_keys", "tail_values"), number)
-    tables = dict.fromkeys(("past", "segments", "programs"), "*i32")
-    results = dict.fromkeys(("outs", "lses"), "*fp32")
-    strides = dict.fromkeys(("query_b", "query_h", "query_n", "tail_b", "tail_h"), "i32")
-    counts = dict.fromkeys(
-        ("heads", "group", "tokens", "rows", "row_blocks", "tail_units", "tail_blocks", "splits", "tail_slot"), "i32"
+    wide = {
+        "query": number,
+        **dict.fromkeys(("keys", "values"), number if bits == 16 else "*u8"),
+        **dict.fromkeys(("key_scale", "key_zero", "value_scale", "value_zero"), None if bits == 16 else "*fp16"),
+        **dict.fromkeys(("tail_keys", "tail_values"), number if tail else None),
+        **dict.fromkeys(("segments", "programs"), "*i32"),
+        "past": "*i32" if tail else None,
+        **dict.fromkeys(("outs", "lses"), "*fp32"),
+        **dict.fromkeys(("query_b", "query_h", "query_n", "tail_b", "tail_h"), "i32"),
+    }
+    counts = "heads", "group", "tokens", "rows", "row_blocks", "tail_units", "tail_blocks", "splits", "tail_slot"
+    present = {name: kind for name, kind in wide.items() if kind is not None}
+    return Launch(
+        f"ragged_attention D={dim} rows={rows} of which {tail_rows} a question, {number[1:]}, {bits} bits"
+        + ("" if tail else ", no tail"),
+        ragged_attention_kernel,
+        {**present, **dict.fromkeys(counts, "i32"), "scale": "fp32"},
+        {**dict.fromkeys(wide.keys() - present.keys()), **_constants(dim, bits, 32, chosen)},
+        chosen.warps,
+        chosen.stages,
+        frozenset(present),
     )
-    arguments = {**pairs, **grids, **numbers, **tables, **results, **strides, **counts, "scale": "fp32"}
-    absent = {name: None for name, kind in arguments.items() if kind is None}
-    constants = {
+
+
+def _constants(dim: int, bits: int, group: int, chosen: Configuration) -> dict[str, int]:
+    return {
         "D": dim,
         "BLOCK_D": triton.next_power_of_2(dim),
         "BLOCK_M": chosen.rows,
         "TAIL_M": chosen.tail_rows,
         "BLOCK_N": chosen.pairs,
         "BITS": bits,
-        "GROUP": 32,
+        "GROUP": group,
     }
-    return Launch(
-        f"ragged_attention D={dim} rows={rows} of which {tail_rows} a question, {number[1:]}, {bits} bits",
-        ragged_attention_kernel,
-        {name: kind for name, kind in arguments.items() if kind is not None},
-        {**constants, **absent},
-        chosen.warps,
-        chosen.stages,
-        frozenset((*pairs, *numbers, *tables, *results, *strides, *(name for name in grids if bits < 16))),
-    )
