@@ -43,7 +43,7 @@ def configuration(dim: int, rows: int, tail_rows: int, dtype: torch.dtype, bits:
     block = block_rows(rows, dim, bits)
     # Codes, and the masks of a D that is no power of 2, take registers too.
     codes, padded = bits < 16, dim & (dim - 1) > 0
-    tight = block > 64 or (block > 32 and (codes or padded))
+    tight = block > 64 >> codes + padded
     pairs = 32 if dim > 128 or (tight and (dim > 64 or codes)) else 64
     warps = 8 // programs_at_once(block, dim, bits)
     # Two programs of 64 rows and pairs fit on a multiprocessor of an A100 with two stages, but not with three.
