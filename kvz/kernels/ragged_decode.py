@@ -1,8 +1,8 @@
 """Attention of new tokens over a layer's archive and the questions' tails, by one call on every device.
 
 On a CUDA device, for 16-bit models, it is two Triton launches, which a CUDA graph can capture; elsewhere plain torch.
-Neither asks the device for a number. The plain form turns codes into numbers anew in every call: it is there to say what
-the kernel computes.
+Neither asks the device for a number. The plain form turns codes into numbers anew in every call: it says what the
+kernel computes.
 """
 
 from __future__ import annotations
