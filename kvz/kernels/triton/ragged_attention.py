@@ -43,7 +43,7 @@ def configuration(dim: int, rows: int, tail_rows: int, dtype: torch.dtype, bits:
     block = block_rows(rows, dim, bits)
     # Codes, and the masks of a D that is no power of 2, take registers too.
     codes, padded = bits < 16, dim & (dim - 1) > 0
-    tight = block > 64 >> codes + padded
+    tight = block > (64, 32, 0)[codes + padded]
     pairs = 32 if dim > 128 or (tight and (dim > 64 or codes)) else 64
     warps = 8 // programs_at_once(block, dim, bits)
     # Two programs of 64 rows and pairs fit on a multiprocessor of an A100 with two stages, but not with three.
@@ -142,7 +142,7 @@ def _check(query: Tensor, plan: DecodePlan, tail: TailPairs | None) -> None:
 def launches() -> Iterator[Launch]:
     """A step of one question and of several, and a question's tokens; for every D in bf16, for one in fp16."""
     for dim in (64, 80, 96, 128, 256):
-        for rows, tail_rows in ((4, 4), (32, 4), (64, 64), (2048, 2048)):
+        for rows, tail_rows in ((4, 4), (32, 4), (64, 64), (128, 4), (2048, 2048)):
             yield _launch_of(dim, rows, tail_rows, torch.bfloat16)
     yield _launch_of(128, 4, 4, torch.float16)
     yield _launch_of(128, 4, 4, torch.bfloat16, tail=False)
