@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
 
-from kvz.kernels.decode_plan import DecodePlan, Rows, TailPairs, in_one_workspace, plan_decode
+from kvz.kernels.decode_plan import DecodePlan, Rows, TailPairs, plan_decode
 from kvz.kernels.flat_pairs import FlatPairs, Grid
 
 NAN = float("nan")
+MARGIN = 4096  # numbers of a workspace behind what is used
 
 
 @dataclass(frozen=True)
@@ -68,8 +69,7 @@ def make_case(
     numbers = [torch.randn(bounds[-1], dim, generator=made) for _ in range(2)]
     pairs = _pairs(numbers, dtype, poison, bits, group)
     plan = plan_decode(pairs, bounds, rows, 0 if past is None else capacity, multiprocessors)
-    (plan,) = in_one_workspace([plan])
-    plan.workspace.fill_(NAN)
+    plan = replace(plan, workspace=torch.full((plan.workspace_size + MARGIN,), NAN))
     if past is None:
         return Case(query, plan, None)
     tails = []

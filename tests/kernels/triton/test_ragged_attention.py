@@ -27,6 +27,7 @@ def _new_memory_is_nan() -> Iterator[None]:
 
 def _check(case: Case, tolerance: float = 1e-5) -> tuple[Tensor, Tensor]:
     out, lse = triton_ragged_decode(case.query, case.plan, case.scale, case.tail)
+    assert case.plan.workspace[case.plan.workspace_size :].isnan().all()
     expected, expected_lse = case.expected()
     assert_close(out.double(), expected, atol=tolerance, rtol=tolerance)
     assert_close(lse.double(), expected_lse, atol=tolerance, rtol=tolerance)
@@ -57,7 +58,7 @@ def test_every_length_of_a_tail_of_two_parts(past: int) -> None:
 
 @pytest.mark.parametrize(("past", "tokens"), [(0, 2), (5, 11), (60, 7), (0, 65)])
 def test_a_question_is_causal(past: int, tokens: int) -> None:
-    _check(make_case([70], Rows(1, 2, tokens), 64, [past], capacity=128, poison=INF))
+    _check(make_case([70], Rows(1, 2, tokens), 64, [past], capacity=512, poison=INF))
 
 
 def test_several_questions_of_several_tokens() -> None:
