@@ -47,7 +47,7 @@ def configuration(dim: int, rows: int, tail_rows: int, dtype: torch.dtype, bits:
     pairs = 32 if dim > 128 or (tight and (dim > 64 or codes)) else 64
     warps = 8 // programs_at_once(block, dim, bits)
     # Two programs of 64 rows and pairs fit on a multiprocessor of an A100 with two stages, but not with three.
-    stages = 2 if block == pairs or dtype == torch.float32 else 3
+    stages = 2 if block == pairs == 64 or dtype == torch.float32 else 3
     return Configuration(block, min(block, block_rows(tail_rows, dim, bits)), pairs, warps, stages)
 
 
