@@ -8,11 +8,13 @@ from kvz.kernels.triton import (
     attention_sum,
     group_mean,
     kvzip_score,
+    merge_slots,
     merge_splits,
     page_bounds,
     page_scores,
     plane_scores,
     query_rows,
+    ragged_attention,
     row_lse,
     select_top,
     sparse_attention,
@@ -22,6 +24,8 @@ from kvz.kernels.triton.launch import Launch
 __all__ = ["SOURCES", "all_launches"]
 
 SOURCES: tuple[Callable[[], Iterable[Launch]], ...] = (
+    ragged_attention.launches,
+    merge_slots.launches,
     page_bounds.launches,
     query_rows.launches,
     page_scores.launches,
