@@ -46,8 +46,8 @@ def configuration(dim: int, rows: int, tail_rows: int, dtype: torch.dtype, bits:
     tight = block > (64, 32, 0)[codes + padded]
     pairs = 32 if dim > 128 or (tight and (dim > 64 or codes)) else 64
     warps = 8 // programs_at_once(block, dim, bits)
-    # Two programs of 64 rows and pairs fit on a multiprocessor of an A100 with two stages, but not with three.
-    stages = 2 if block == pairs == 64 or dtype == torch.float32 else 3
+    # With three, two programs of 64 rows and pairs do not fit on an A100's SM, and 32 of padded codes spill.
+    stages = 2 if (block == pairs and dim <= 128) or dtype == torch.float32 else 3
     return Configuration(block, min(block, block_rows(tail_rows, dim, bits)), pairs, warps, stages)
 
 
