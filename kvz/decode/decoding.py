@@ -18,6 +18,7 @@ from kvz.decode.policies.rocket_mt import FirstStage, SecondStage
 from kvz.decode.policies.selection import Selector
 from kvz.decode.policies.sparq import SparQ
 from kvz.decode.policies.sparse import SparseReader
+from kvz.decode.step.reader import DenseStep, SparseStep, StepReader, StepRoom, can_step
 from kvz.errors import UsageError
 
 __all__ = ["AUTO", "DENSE", "POLICIES", "Decoding", "Reading", "dense_reading", "sparse_reading"]
@@ -77,13 +78,15 @@ class Reading:
     """An archive and how it is read; `policy` names what is really done.
 
     `readers()` are what a question's tokens read the archive by, and those of its answer; they may be made for one
-    question alone, and then it is not `batched` with others.
+    question alone, and then it is not `batched` with others. `steps`, where there is such a way, makes what a step
+    without the host reads it by.
     """
 
     policy: str
     cache: RaggedCache
     readers: Callable[[], Readers]
     batched: bool = True
+    steps: Callable[[StepRoom], StepReader] | None = None
 
     def store(self, tail: Tail) -> ArchiveStore:
         """The pair store of one question."""
@@ -97,7 +100,7 @@ class Reading:
 def dense_reading(cache: RaggedCache) -> Reading:
     """Every token reads everything."""
     dense = DenseReader(cache)
-    return Reading(DENSE, cache, lambda: (dense, dense))
+    return Reading(DENSE, cache, lambda: (dense, dense), steps=lambda room: DenseStep(cache, room))
 
 
 def sparse_reading(name: str, cache: RaggedCache, prefix: int, selector: Selector) -> Reading:
@@ -105,7 +108,8 @@ def sparse_reading(name: str, cache: RaggedCache, prefix: int, selector: Selecto
     selector.prepare(cache, prefix)
     dense = DenseReader(cache)
     sparse = SparseReader(cache, prefix, selector, dense)
-    return Reading(name, cache, lambda: (dense, sparse))
+    steps = (lambda room: SparseStep(cache, prefix, selector, room)) if can_step(selector) else None
+    return Reading(name, cache, lambda: (dense, sparse), steps=steps)
 
 
 def rocket_mt_reading(name: str, cache: RaggedCache, prefix: int, budget: int) -> Reading:

@@ -78,7 +78,10 @@ class Growing:
 
     def take(self, logits: Tensor) -> str:
         """Choose the next token from `logits [vocabulary]`; returns the text that this settles."""
-        token = self._sampler.choose(logits)
+        return self.accept(self._sampler.choose(logits))
+
+    def accept(self, token: int) -> str:
+        """Take a token that was chosen elsewhere; returns the text that this settles."""
         if token in self._stop_ids:
             self.stop = "end"
             return self._text.finish()

@@ -10,7 +10,10 @@ from torch import Tensor
 
 from kvz.errors import DecodeError, UsageError
 
-__all__ = ["Sampler", "Sampling"]
+__all__ = ["NOT_A_NUMBER", "DeviceSampler", "Sampler", "Sampling", "not_numbers"]
+
+NOT_A_NUMBER = -1
+"""What a `DeviceSampler` chooses from logits that are not numbers."""
 
 _COLDEST = 1e-30  # float32 can still divide by it
 
@@ -56,12 +59,47 @@ class Sampler:
         settings = self._sampling
         best = int(logits.argmax())  # NaN counts as largest
         if torch.isnan(logits[best]):
-            raise DecodeError("the model's logits are NaN; compress again with --dtype float32")
+            raise not_numbers()
         if settings.temperature == 0:
             return best
         scaled = (logits - logits[best]).cpu() / max(settings.temperature, _COLDEST)
         kept = _top_p(_top_k(scaled, settings.top_k), settings.top_p)
         return int(torch.multinomial(torch.softmax(kept, -1), 1, generator=self._generator))
+
+
+class DeviceSampler:
+    """Draws tokens on the device for several questions at once; the host is not asked, and a CUDA graph can hold it.
+
+    A seed gives the same answers on the same device, but not those of a `Sampler`.
+    """
+
+    def __init__(self, sampling: Sampling, device: torch.device) -> None:
+        self._sampling = sampling
+        self.generator = torch.Generator(device)
+        self.generator.seed()
+        self.restart()
+
+    def restart(self) -> None:
+        """Draw anew from the seed, if there is one: before every question, so that none depends on those before."""
+        if self._sampling.seed is not None:
+            self.generator.manual_seed(self._sampling.seed)
+
+    def choose(self, logits: Tensor) -> Tensor:
+        """The next tokens' ids `[B]` for `logits [B,vocabulary]` float32; NOT_A_NUMBER for those that are none."""
+        settings = self._sampling
+        largest, best = logits.max(-1)  # NaN counts as largest
+        if settings.temperature > 0:
+            scaled = (logits - largest[:, None]) / max(settings.temperature, _COLDEST)
+            kept = _top_p(_top_k(scaled, settings.top_k), settings.top_p)
+            # The largest of p / e, e exponential, is a draw from p: what multinomial does, without asking the device.
+            noise = torch.empty_like(kept).exponential_(generator=self.generator)
+            best = (torch.softmax(kept, -1) / noise).argmax(-1)
+        return torch.where(torch.isnan(largest), NOT_A_NUMBER, best)
+
+
+def not_numbers() -> DecodeError:
+    """What is raised where logits are NaN."""
+    return DecodeError("the model's logits are NaN; compress again with --dtype float32")
 
 
 def _top_k(logits: Tensor, k: int | None) -> Tensor:

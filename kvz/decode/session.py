@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from kvz.cache.ragged import RaggedCache
 from kvz.cache.tail import Tail
+from kvz.cache.upload import upload
 from kvz.decode.decoding import Decoding, Reading, dense_reading
 from kvz.decode.run import Answer, Growing, Run
 from kvz.decode.sampling import Sampling
@@ -25,7 +26,7 @@ class Session:
     ) -> None:
         """`cache` must come from `model`; `seam` and `prefix` (tokens) are those of the archive."""
         self.model = model
-        self.cache = cache.to(model.device)
+        self.cache = upload(cache, model.device)
         self.seam = seam
         self.prefix = prefix
         self.reading = self.read(decoding or Decoding())

@@ -9,9 +9,7 @@ import torch
 from torch import Tensor
 
 from kvz.cache.ragged import RaggedLayer
-from kvz.kernels.attention import grouped_attention
-from kvz.kernels.chosen_attention import chosen_attention
-from kvz.kernels.merge import merge_parts
+from kvz.kernels.attention import attention
 
 __all__ = ["ChoosableLayer", "SparseSpace", "plain_sparse_attention", "sparse_attention"]
 
@@ -103,23 +101,24 @@ def plain_sparse_attention(
     space: SparseSpace,
     out: Tensor,
 ) -> Tensor:
-    """The same by torch's kernels, part by part; the rows of a unit are materialised, the lengths are read."""
+    """The same in plain torch: what is attended is gathered, and masked where it does not exist.
+
+    A tail's memory must hold numbers behind its end, which are multiplied by zero.
+    """
     batch, heads, group, dim = query.shape
     rows, valid = _rows(layer, units)
-    for question in range(batch):
-        one = query[question].unsqueeze(2)  # [H,G,1,D]
-        chosen, exists = (t[question].unsqueeze(1) for t in (rows, valid))
-        parts = [chosen_attention(one, layer.keys, layer.values, chosen, exists, scale)]
-        if layer.prefix:
-            fixed = layer.starts[:, None] + torch.arange(layer.prefix, device=query.device)
-            parts.append(grouped_attention(one, layer.keys[fixed], layer.values[fixed], scale))
-        held = int(past[question])
-        if held:
-            keys, values = (t[question, :, :held] for t in tail)
-            parts.append(grouped_attention(one, keys, values, scale))
-        merged, lse = merge_parts(parts)
-        seen = lse > float("-inf")
-        out[question, 0] = merged.masked_fill(~seen[..., None], 0).reshape(heads * group, dim)
+    fixed = (layer.starts[:, None] + torch.arange(layer.prefix, device=query.device)).expand(batch, -1, -1)
+    seen = torch.arange(tail[0].shape[2], device=query.device) < past[:, None]
+    exists = [torch.ones_like(fixed, dtype=torch.bool), valid, seen[:, None].expand(-1, heads, -1)]
+    archived = torch.cat([fixed, rows], 2)
+    keys, values = (
+        torch.cat([stored[archived], own], 2) for stored, own in zip((layer.keys, layer.values), tail, strict=True)
+    )
+    masked = torch.cat(exists, 2)
+    bias = torch.zeros(masked.shape, dtype=query.dtype, device=query.device).masked_fill_(~masked, float("-inf"))
+    attended, _ = attention(query, keys, values, scale, bias=bias.unsqueeze(2))
+    nothing = ~masked.any(2)[..., None, None]
+    out[:, 0] = attended.masked_fill(nothing, 0).reshape(batch, heads * group, dim)
     return out
 
 

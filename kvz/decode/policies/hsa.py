@@ -23,7 +23,9 @@ __all__ = ["HSA"]
 
 
 @dataclass(frozen=True, eq=False)
-class _Layer:
+class ChosenLayer:
+    """What is chosen from in one layer, and how."""
+
     units: Units
     pages: PagedLayer
     budgets: list[HeadBudget]
@@ -38,7 +40,7 @@ class HSA(Selector):
         holds one, or the default."""
         super().__init__(budget)
         self.page = page
-        self._layers: dict[int, _Layer] = {}
+        self.layers: dict[int, ChosenLayer] = {}
 
     def prepare_layer(self, index: int, layer: RaggedLayer, prefix: int) -> None:
         lengths, dim = context_lengths(layer, prefix), layer.keys.shape[1]
@@ -47,14 +49,14 @@ class HSA(Selector):
         budgets = [head_budget(n, pages.size, self.budget, dim, pages.bits) for n in lengths]
         units = Units.of(layer, prefix, pages.size, [None if b.whole else b.pages for b in budgets])
         read = sum(b.pairs_read(n, pages.size, dim, pages.bits) for b, n in zip(budgets, lengths, strict=True))
-        self._layers[index] = _Layer(units, pages, budgets, read)
+        self.layers[index] = ChosenLayer(units, pages, budgets, read)
 
     def choose(self, layer: int, query: Tensor, scale: float) -> Selection:
         """Of a page's two bounds the one is read that the sign of the group's summed query points to.
 
         Softmax for each query head, at the temperature of a softmax over all dimensions; then the group's mean.
         """
-        held = self._layers[layer]
+        held = self.layers[layer]
         tokens, group, dim = query.shape[1:]
         logits = held.units.logits(group, tokens)
         ordered = largest_dims(query, max(1, *(b.dims for b in held.budgets)))
@@ -72,4 +74,4 @@ class HSA(Selector):
         return held.units.select(group_mean(logits))
 
     def read(self, layer: int) -> float:
-        return self._layers[layer].read
+        return self.layers[layer].read

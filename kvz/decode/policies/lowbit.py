@@ -25,7 +25,9 @@ _PAIR_BITS = 32  # of a dimension of a pair of 16-bit key and value
 
 
 @dataclass(frozen=True, eq=False)
-class _Layer:
+class ChosenLayer:
+    """What is chosen from in one layer, and how."""
+
     units: Units
     index: BitPlanes
     rows: list[int]
@@ -60,7 +62,7 @@ class LowBit(Selector):
         super().__init__(budget)
         self.bits = bits
         self.most = most
-        self._layers: dict[int, _Layer] = {}
+        self.layers: dict[int, ChosenLayer] = {}
 
     def prepare_layer(self, index: int, layer: RaggedLayer, prefix: int) -> None:
         lengths, planes = context_lengths(layer, prefix), planes_of(layer, prefix)
@@ -70,7 +72,7 @@ class LowBit(Selector):
         takes = [int(self.budget - p) if r else None for r, p in zip(rows, paid, strict=True)]
         units = Units.of(layer, prefix, 1, takes)
         read = sum(units.takes) + sum(paid)
-        self._layers[index] = _Layer(units, planes, rows, read, plane_scores(planes, rows, lengths))
+        self.layers[index] = ChosenLayer(units, planes, rows, read, plane_scores(planes, rows, lengths))
 
     def rows_of(self, length: int, dim: int, bits: int) -> int:
         """Rows of the index that a head of `length` pairs is scored with."""
@@ -78,10 +80,10 @@ class LowBit(Selector):
         return max(1, min(bits * dim, affordable, int(self.bits * dim)))
 
     def choose(self, layer: int, query: Tensor, scale: float) -> Selection:
-        held = self._layers[layer]
+        held = self.layers[layer]
         if held.kernel is not None:
             return held.units.select(held.kernel.score(query, scale))
         return held.units.select(held.plain_scores(query, scale))
 
     def read(self, layer: int) -> float:
-        return self._layers[layer].read
+        return self.layers[layer].read
