@@ -10,6 +10,7 @@ from kvz.cache.upload import upload
 from kvz.decode.decoding import Decoding, Reading, dense_reading
 from kvz.decode.run import Answer, Growing, Run
 from kvz.decode.sampling import Sampling
+from kvz.decode.step.decoder import StepDecoder
 from kvz.defaults import MAX_NEW_TOKENS
 from kvz.errors import QuestionError, UsageError
 from kvz.models.language_model import LanguageModel
@@ -31,6 +32,7 @@ class Session:
         self.prefix = prefix
         self.reading = self.read(decoding or Decoding())
         self._tail: Tail | None = None
+        self._decoder: tuple[tuple[Reading, Sampling | None], StepDecoder] | None = None
 
     @property
     def archive_nbytes(self) -> int:
@@ -64,7 +66,10 @@ class Session:
         """
         ids = self.ids_of(question)
         growing = self.growing(len(ids), max_new_tokens, sampling)
-        tail = self._fresh_tail(len(ids) + min(max_new_tokens, self.room(len(ids))))
+        limit = min(max_new_tokens, self.room(len(ids)))
+        if self.model.device.type == "cuda" and self.reading.steps is not None:
+            return self._answer_by_steps(ids, growing, limit, sampling, stream)
+        tail = self._fresh_tail(len(ids) + limit)
         answer = self.answer(ids, growing, tail, self.reading, stream)
         self._tail = tail
         return answer
@@ -113,6 +118,25 @@ class Session:
         store = reading.store(tail)
         run = Run(self.model, store, tail, self.cache.logical_length)
         seconds = run.answer(ids, growing, stream)
+        return self._made(ids, growing, seconds, tail.nbytes, reading)
+
+    def _answer_by_steps(
+        self, ids: list[int], growing: Growing, limit: int, sampling: Sampling | None, stream: Callable[[str], None]
+    ) -> Answer:
+        """The same by steps that do not wait for the host; the decoder is taken out while it is in use."""
+        kept, self._decoder = self._decoder, None
+        wanted = (self.reading, sampling)
+        decoder = kept[1] if kept is not None and kept[0] == wanted else None
+        del kept  # freed before another one is made
+        decoder = decoder or StepDecoder(self.model, self.reading, sampling)
+        took = decoder.answer(ids, growing, limit, stream)
+        self._decoder = wanted, decoder
+        seconds = took.first_token_seconds, took.token_seconds
+        return self._made(ids, growing, seconds, took.tail_bytes, self.reading)
+
+    def _made(
+        self, ids: list[int], growing: Growing, seconds: tuple[float, float | None], tail_bytes: int, reading: Reading
+    ) -> Answer:
         return Answer(
             text=growing.text,
             ids=tuple(growing.ids),
@@ -121,9 +145,9 @@ class Session:
             stop=str(growing.stop),
             first_token_seconds=seconds[0],
             token_seconds=seconds[1],
-            kv_bytes=self.archive_nbytes + tail.nbytes,
+            kv_bytes=self.archive_nbytes + tail_bytes,
             policy=reading.policy,
-            pairs_read=None if seconds[1] is None else store.pairs_read,
+            pairs_read=None if seconds[1] is None else reading.pairs_read(),
         )
 
     def room(self, tokens: int, measure: str = "", history: int = 0) -> int:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["chosen_step", "plane_scores", "ragged_step"]
 
+_LEAST_SHARE = 256  # pairs: with fewer, a second thread costs more than it saves
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -27,7 +28,7 @@ def ragged_step(keys: Tensor, values: Tensor, bounds: Sequence[int]) -> RaggedSt
         return None
     from kvz.kernels.cpu.ragged_step import RaggedStep
 
-    return RaggedStep.of(keys, values, bounds, torch.get_num_threads())
+    return RaggedStep.of(keys, values, bounds, max(1, min(torch.get_num_threads(), bounds[-1] // _LEAST_SHARE)))
 
 
 def chosen_step(keys: Tensor, values: Tensor, bounds: tuple[int, ...], prefix: int) -> ChosenStep | None:

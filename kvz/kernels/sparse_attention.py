@@ -101,20 +101,18 @@ def plain_sparse_attention(
     space: SparseSpace,
     out: Tensor,
 ) -> Tensor:
-    """The same in plain torch: what is attended is gathered, and masked where it does not exist.
-
-    A tail's memory must hold numbers behind its end, which are multiplied by zero.
-    """
+    """The same in plain torch: what is attended is gathered, and masked where it does not exist."""
     batch, heads, group, dim = query.shape
     rows, valid = _rows(layer, units)
     fixed = (layer.starts[:, None] + torch.arange(layer.prefix, device=query.device)).expand(batch, -1, -1)
     seen = torch.arange(tail[0].shape[2], device=query.device) < past[:, None]
     exists = [torch.ones_like(fixed, dtype=torch.bool), valid, seen[:, None].expand(-1, heads, -1)]
     archived = torch.cat([fixed, rows], 2)
-    keys, values = (
-        torch.cat([stored[archived], own], 2) for stored, own in zip((layer.keys, layer.values), tail, strict=True)
-    )
     masked = torch.cat(exists, 2)
+    keys, values = (
+        torch.cat([stored[archived], own], 2).masked_fill_(~masked[..., None], 0)
+        for stored, own in zip((layer.keys, layer.values), tail, strict=True)
+    )
     bias = torch.zeros(masked.shape, dtype=query.dtype, device=query.device).masked_fill_(~masked, float("-inf"))
     attended, _ = attention(query, keys, values, scale, bias=bias.unsqueeze(2))
     nothing = ~masked.any(2)[..., None, None]

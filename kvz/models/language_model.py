@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from kvz.errors import ModelError, UsageError
 from kvz.geometry import Geometry
 from kvz.models.attention import ATTENTION_NAME, PairStore, WatchingStore, register_attention
+from kvz.models.forward import network_inputs, step_logits
 from kvz.models.identity import ModelIdentity, identify_model
 from kvz.models.packed_linear import can_pack, pack_linears
 from kvz.models.quiet import first_line, quiet_transformers
@@ -80,10 +81,7 @@ class LanguageModel:
     @torch.inference_mode()
     def step(self, ids: Tensor, positions: Tensor, store: PairStore) -> Tensor:
         """Logits after one token each of B sequences, `ids, positions [B]`: `[B, vocabulary]` float32."""
-        inputs = self._inputs(ids, 0, store)
-        inputs |= {"input_ids": ids.to(self.device)[:, None], "position_ids": positions.to(self.device)[:, None]}
-        logits: Tensor = self.network(**inputs).logits[:, 0].float()
-        return logits
+        return step_logits(self.network, ids, positions, store, self.dtype, self.device)
 
     @torch.inference_mode()
     def fill(self, ids: Tensor, start: int, store: PairStore) -> None:
@@ -135,15 +133,7 @@ class LanguageModel:
         return body.layers[layer]
 
     def _inputs(self, ids: Tensor, start: int, store: PairStore) -> dict[str, Any]:
-        positions = torch.arange(start, start + ids.shape[0], device=self.device)
-        return {
-            "input_ids": ids.to(self.device)[None],
-            "position_ids": positions[None],
-            # A finished 4-D mask is passed on as it is: transformers then builds none, and the store needs none.
-            "attention_mask": torch.zeros(1, 1, 1, 1, dtype=self.dtype, device=self.device),
-            "use_cache": False,
-            "pair_store": store,
-        }
+        return network_inputs(ids, start, store, self.dtype, self.device)
 
 
 def _normalises_output(block: Any) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from kvz.bench.gpu.full import FullStep
-from kvz.bench.gpu.models import ModelGeometry, random_archive, random_model
+from kvz.bench.gpu.models import ModelGeometry, RandomModel, random_archive, random_model
 from kvz.bench.gpu.timing import median_ms
 from kvz.cache.ragged import RaggedCache
 from kvz.decode.decoding import Decoding
@@ -17,7 +17,6 @@ from kvz.decode.sampling import DeviceSampler, Sampling
 from kvz.decode.step.graph import StepGraph
 from kvz.decode.step.reader import StepReader, StepRoom
 from kvz.decode.step.state import StepState
-from kvz.models.language_model import LanguageModel
 
 __all__ = ["decode_rows"]
 
@@ -77,7 +76,7 @@ def _cases(
 
 
 def _measured(
-    model: LanguageModel, geometry: ModelGeometry, archive: RaggedCache, case: _Case, weights: int
+    model: RandomModel, geometry: ModelGeometry, archive: RaggedCache, case: _Case, weights: int
 ) -> dict[str, Any]:
     state = StepState.make(geometry.shapes, case.batch, _CAPACITY, model.dtype, model.device)
     reader = case.reader(StepRoom(case.batch, geometry.group, _CAPACITY, model.dtype))

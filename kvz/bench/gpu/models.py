@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from typing import Any, cast
 
 import torch
+from torch import Tensor, nn
 
 from kvz.cache.bit_planes import plane_layer
 from kvz.cache.pages import PAGE, page_layer
 from kvz.cache.ragged import RaggedCache, RaggedLayer
 from kvz.geometry import LayerShape
-from kvz.models.attention import ATTENTION_NAME, register_attention
-from kvz.models.language_model import LanguageModel
+from kvz.models.attention import ATTENTION_NAME, PairStore, register_attention
+from kvz.models.forward import step_logits
 
-__all__ = ["GEOMETRIES", "TINY", "ModelGeometry", "random_archive", "random_lengths", "random_model"]
+__all__ = ["GEOMETRIES", "TINY", "ModelGeometry", "RandomModel", "random_archive", "random_lengths", "random_model"]
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,21 @@ TINY = ModelGeometry("tiny", 2, 6, 2, 64, 96, 128, 256)
 """For a look at whether this runs at all, on any machine."""
 
 
-def random_model(geometry: ModelGeometry, dtype: torch.dtype, device: torch.device) -> LanguageModel:
+@dataclass(frozen=True, eq=False)
+class RandomModel:
+    """A network with random weights, and no more of a model than a step needs."""
+
+    network: nn.Module
+    dtype: torch.dtype
+    device: torch.device
+
+    @torch.inference_mode()
+    def step(self, ids: Tensor, positions: Tensor, store: PairStore) -> Tensor:
+        """Logits after one token each of B sequences, `ids, positions [B]`: `[B,vocabulary]` float32."""
+        return step_logits(self.network, ids, positions, store, self.dtype, self.device)
+
+
+def random_model(geometry: ModelGeometry, dtype: torch.dtype, device: torch.device) -> RandomModel:
     """A Llama of this geometry with random weights."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -78,8 +92,7 @@ def random_model(geometry: ModelGeometry, dtype: torch.dtype, device: torch.devi
             network = LlamaForCausalLM(config).eval()
     finally:
         torch.set_default_dtype(before)
-    # Nothing is asked of a model's identity by its forward passes, and a random one has none.
-    return LanguageModel(cast(Any, None), network.to(dtype), frozenset(), dtype, device)
+    return RandomModel(network.to(dtype), dtype, device)
 
 
 def random_lengths(heads: int, tokens: int, ratio: float, seed: int = 0) -> list[int]:

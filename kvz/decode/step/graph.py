@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -12,9 +13,9 @@ from kvz.decode.sampling import DeviceSampler
 from kvz.decode.step.reader import StepReader
 from kvz.decode.step.state import StepState
 from kvz.decode.step.store import StepStore
-from kvz.models.language_model import LanguageModel
+from kvz.models.attention import PairStore
 
-__all__ = ["LATE", "WARM_UPS", "StepGraph"]
+__all__ = ["LATE", "WARM_UPS", "StepGraph", "Stepping"]
 
 LATE = 4
 """Steps that tokens may be on their way to the host: an end token is seen that much later, and no step waits for it."""
@@ -23,11 +24,24 @@ WARM_UPS = 2
 """Steps before a graph is recorded: kernels are compiled, and libraries choose theirs."""
 
 
+class Stepping(Protocol):
+    """What a graph needs of a model."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is."""
+        ...
+
+    def step(self, ids: Tensor, positions: Tensor, store: PairStore) -> Tensor:
+        """Logits after one token each of B sequences, `ids, positions [B]`: `[B,vocabulary]` float32."""
+        ...
+
+
 class StepGraph:
     """Steps of B questions over one archive: each feeds the last tokens and chooses the next ones, on the device."""
 
     def __init__(
-        self, model: LanguageModel, cache: RaggedCache, reader: StepReader, state: StepState, sampler: DeviceSampler
+        self, model: Stepping, cache: RaggedCache, reader: StepReader, state: StepState, sampler: DeviceSampler
     ) -> None:
         self.state = state
         self._model = model

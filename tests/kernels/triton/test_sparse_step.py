@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from kvz.cache.ragged import RaggedCache, RaggedLayer
+from kvz.decode.beside import Beside
 from kvz.decode.policies.dense import DenseReader
 from kvz.decode.policies.hsa import HSA
 from kvz.decode.policies.lowbit import LowBit
@@ -29,7 +30,7 @@ PREFIX = 4
 def scored(policy: Selector, query: Tensor) -> tuple[Units, Tensor, Tensor]:
     """What a policy chooses from, the scores `[B,H,U]`, and how many units each head has."""
     if isinstance(policy, HSA):
-        held = policy._layers[0]
+        held = policy.layers[0]
         pages = PageIndex.of(held.pages, [b.dims for b in held.budgets])
         return (
             held.units,
@@ -37,7 +38,7 @@ def scored(policy: Selector, query: Tensor) -> tuple[Units, Tensor, Tensor]:
             pages.counts,
         )
     assert isinstance(policy, LowBit)
-    low = policy._layers[0]
+    low = policy.layers[0]
     planes = PlaneIndex.of(low.index, low.units.counts, low.rows)
     return (
         low.units,
@@ -68,7 +69,7 @@ def test_a_step_is_that_of_the_policy(policy: Selector) -> None:
     tail = torch.randn(1, 4, 11, 64), torch.randn(1, 4, 11, 64)
     reader = SparseReader(cache, PREFIX, policy, DenseReader(cache))
     one = query.unsqueeze(2)
-    wanted = reader.attend(0, one, SCALE, grouped_attention(one, tail[0][0], tail[1][0], SCALE))
+    wanted = reader.attend(0, one, SCALE, Beside(lambda: grouped_attention(one, tail[0][0], tail[1][0], SCALE)))
     torch.testing.assert_close(by_kernels(policy, layer, query, tail), wanted, rtol=1e-5, atol=2e-6)
 
 
@@ -76,7 +77,7 @@ def test_room_for_another_shape_is_refused() -> None:
     layer = random_layer((20, 9), 64)
     policy = HSA(8)
     policy.prepare(RaggedCache((layer,), 20), 0)
-    index = PageIndex.of(policy._layers[0].pages, (5, 0))
+    index = PageIndex.of(policy.layers[0].pages, (5, 0))
     with pytest.raises(ValueError, match="room"):
         launch_page_scores(torch.randn(2, 2, 3, 64), index, SCALE, index.space(1, 3))
     held = ChoosableLayer.of(layer, 0, 4, (3, 3))
