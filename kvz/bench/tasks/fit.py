@@ -44,7 +44,10 @@ def shortened(text: str, counter: Counter, tokens: int) -> str:
     """The text, or its start and its end as LongBench takes them, if it has more than `tokens` tokens."""
     if counter(text) <= tokens:
         return text
-    ends = lambda n: text[: (n + 1) // 2] + text[len(text) - n // 2 :]  # noqa: E731
+
+    def ends(count: int) -> str:
+        return text[: (count + 1) // 2] + text[len(text) - count // 2 :]
+
     target = tokens - tokens // _CLOSE - 1  # `_search` may go over by a hundredth
     return _search(ends, counter, target, len(text)).text
 

@@ -15,7 +15,7 @@ from kvz.errors import UsageError
 
 __all__ = ["NOISE", "Filler", "Haystack", "hide", "read_haystack"]
 
-_SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\s*\n\s*")
+_SENTENCE = re.compile(r".+?(?:(?<!\d)[.!?]\s+|\Z)", re.DOTALL)
 
 
 class Filler(Protocol):
@@ -42,7 +42,10 @@ class Filler(Protocol):
 
 @dataclass(frozen=True)
 class Haystack:
-    """Paragraphs, each a tuple of sentences. A unit is a word, and the text starts again when it has ended."""
+    """Paragraphs, each a tuple of sentences with the white space after them. A unit is a word.
+
+    The text starts again when it has ended.
+    """
 
     name: str
     paragraphs: tuple[tuple[str, ...], ...]
@@ -57,15 +60,14 @@ class Haystack:
         """The sentences from a paragraph drawn at random on, the last one cut to give `n` words in all."""
         start = draw.randrange(len(self.paragraphs))
         order = [*self.paragraphs[start:], *self.paragraphs[:start]]
-        spaced = [(s, self.end if more else "\n\n") for p in order for s, more in _with_more(p)]
 
         def first(count: int) -> list[str]:
             whole, left = [], count
-            for sentence, space in itertools.cycle(spaced):
+            for sentence in itertools.cycle(itertools.chain.from_iterable(order)):
                 words = sentence.split()
                 if len(words) >= left:
                     break
-                whole.append(sentence + space)
+                whole.append(sentence)
                 left -= len(words)
             return [*whole, " ".join(words[:left]) + self.end] if left else whole
 
@@ -106,22 +108,16 @@ def _nearest(edges: list[int], target: float) -> int:
 
 
 def _split(block: str) -> tuple[str, ...]:
-    return tuple(sentence.strip() for sentence in _SENTENCE_END.split(block) if sentence.strip())
-
-
-def _with_more(paragraph: tuple[str, ...]) -> list[tuple[str, bool]]:
-    return [(sentence, number < len(paragraph)) for number, sentence in enumerate(paragraph, 1)]
+    """A paragraph's sentences."""
+    return tuple(_SENTENCE.findall(f"{block.strip()}\n\n")) if block.strip() else ()
 
 
 NOISE = Haystack(
     "one paragraph, repeated",
     (
-        (
-            "The rain has stopped.",
-            "The road is dry again.",
-            "A dog sleeps by the door.",
-            "Nothing happens here.",
-            "We wait and then go home.",
+        _split(
+            "The rain has stopped. The road is dry again. A dog sleeps by the door. Nothing happens here. "
+            "We wait and then go home."
         ),
     ),
 )

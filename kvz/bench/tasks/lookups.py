@@ -22,7 +22,7 @@ __all__ = ["KeyValue", "PrefixSuffix"]
 class KeyValue:
     """A JSON object of identifiers; the pairs asked for are spread evenly over it."""
 
-    name: str = "key-value"
+    name: str
     turns: bool = False
     asked: int = 5
     metric: Metric = ALL_FOUND
@@ -52,7 +52,7 @@ class KeyValue:
 class PrefixSuffix:
     """A list of strings; one is asked for by its ends, and for each end there is another string that shares it."""
 
-    name: str = "prefix-suffix"
+    name: str
     turns: bool = False
     asked: int = 5
     metric: Metric = ALL_FOUND
@@ -65,12 +65,12 @@ class PrefixSuffix:
 
     def _sample(self, counter: Counter, tokens: int, draw: Random) -> Sample:
         ends = distinct(lambda: letters(draw, _END), 4 * self.asked)
-        quarters = [ends[start :: 4] for start in range(4)]
-        middle = lambda: letters(draw, _MIDDLE)  # noqa: E731
+        quarters = [ends[start::4] for start in range(4)]
         wanted, near = [], []
         for first, last, other_first, other_last in zip(*quarters, strict=True):
-            wanted.append(first + middle() + last)
-            near += [first + middle() + other_last, other_first + middle() + last]
+            middles = [letters(draw, _MIDDLE) for _ in range(3)]
+            wanted.append(first + middles[0] + last)
+            near += [first + middles[1] + other_last, other_first + middles[2] + last]
         draw.shuffle(near)
         others = growing(_unlike(set(ends), draw))
 

@@ -5,6 +5,7 @@ After the multi-hop look-ups of SCBench (arXiv 2412.10319), in words of our own.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from random import Random
 
@@ -21,8 +22,8 @@ __all__ = ["MultiHop"]
 class MultiHop:
     """`asked` chains of `hops` names each, the last of which leads to a number; their links lie mixed, in any order."""
 
+    name: str
     haystack: Haystack
-    name: str = "multi-hop"
     turns: bool = False
     asked: int = 4
     hops: int = 3
@@ -41,7 +42,7 @@ class MultiHop:
         names = distinct(lambda: WORD.draw(draw), self.asked * self.hops)
         ends = distinct(lambda: NUMBER.draw(draw), self.asked)
         chains = [[*names[self.hops * n : self.hops * (n + 1)], end] for n, end in enumerate(ends)]
-        links = [f"{a} leads to {b}." for chain in chains for a, b in zip(chain, chain[1:], strict=False)]
+        links = [f"{a} leads to {b}." for chain in chains for a, b in itertools.pairwise(chain)]
         depths = [draw.random() for _ in links]
         text = self.haystack.sentences(draw)
         context = fit(lambda n: hide(text(n), links, depths), counter, tokens)

@@ -17,8 +17,8 @@ __all__ = ["Needle"]
 class Needle:
     """A needle in a haystack of real text; `depth` is 0 at its start and 1 at its end, `length` in tokens."""
 
+    name: str
     haystack: Haystack
-    name: str = "needle"
     metric: Metric = ALL_FOUND
     shared: bool = False
     turns: bool = False
@@ -29,7 +29,7 @@ class Needle:
         return self.haystack.licence
 
     def samples(self, counter: Counter, tokens: int, count: int, seed: int) -> list[Sample]:
-        depths = [number / (count - 1) for number in range(count)] if count > 1 else [0.5]
+        depths = [0.5] if count == 1 else [number / (count - 1) for number in range(count)]
         return [self._sample(counter, tokens, seed, number, depth) for number, depth in enumerate(depths)]
 
     def _sample(self, counter: Counter, tokens: int, seed: int, number: int, depth: float) -> Sample:

@@ -11,11 +11,11 @@ from random import Random
 
 from kvz.bench.metrics import ALL_FOUND, Metric
 from kvz.bench.tasks.fit import fit
-from kvz.bench.tasks.haystack import NOISE, Filler, Haystack, hide
+from kvz.bench.tasks.haystack import Filler, hide
 from kvz.bench.tasks.task import Counter, Question, Sample
-from kvz.bench.tasks.words import MOST_WORDS, NUMBER, UUID, WORD, Kind, distinct, generator, growing
+from kvz.bench.tasks.words import MOST_WORDS, NUMBER, WORD, Kind, distinct, generator, growing
 
-__all__ = ["NeedleField", "Niah", "make_niah"]
+__all__ = ["NeedleField", "Niah"]
 
 
 @dataclass(frozen=True)
@@ -88,22 +88,5 @@ class Niah:
         return f"What are all the secret {self.values.several} of {named}? Name every one."
 
 
-def make_niah(name: str) -> Callable[[Haystack], Niah]:
-    """What makes one of RULER's needle tasks; `name` is what follows `ruler-niah-`."""
-    return lambda haystack: _VARIANTS[name](f"ruler-niah-{name}", haystack)
-
-
 def _needle(key: str, value: str, values: Kind) -> str:
     return f"The secret {values.one} of {key} is {value}."
-
-
-_VARIANTS: dict[str, Callable[[str, Haystack], Niah]] = {
-    "single-1": lambda name, text: Niah(name, NOISE),
-    "single-2": lambda name, text: Niah(name, text),
-    "single-3": lambda name, text: Niah(name, text, values=UUID),
-    "multikey-1": lambda name, text: Niah(name, text, hidden=4),
-    "multikey-2": lambda name, text: Niah(name, NeedleField(WORD, NUMBER)),
-    "multikey-3": lambda name, text: Niah(name, NeedleField(UUID, UUID), keys=UUID, values=UUID),
-    "multivalue": lambda name, text: Niah(name, text, each=4),
-    "multiquery": lambda name, text: Niah(name, text, hidden=4, asked=4),
-}

@@ -23,8 +23,8 @@ __all__ = ["VariableTracking"]
 class VariableTracking:
     """One chain of `hops` + 1 variables, in order, at random depths."""
 
+    name: str
     hops: int = 4
-    name: str = "ruler-variable-tracking"
     metric: Metric = ALL_FOUND
     shared: bool = False
     turns: bool = False

@@ -17,15 +17,16 @@ from kvz.errors import UsageError
 
 __all__ = ["CommonWords", "FrequentWords"]
 
-_LONG = 4096  # tokens from which RULER repeats words more often
+_REPEATS = ((4096, 30, 3), (1024, 6, 1), (0, 3, 1))
+"""From how many tokens on, how often the common words stand in the list, and all others; the first two are RULER's."""
 
 
 @dataclass(frozen=True)
 class CommonWords:
-    """A shuffled list in which `common` words stand 30 times and all others 3 (6 and 1 below 4096 tokens)."""
+    """A shuffled list in which `common` words stand 30 times and all others 3; fewer in short contexts."""
 
+    name: str
     common: int = 10
-    name: str = "ruler-common-words"
     metric: Metric = ALL_FOUND
     shared: bool = False
     turns: bool = False
@@ -36,7 +37,7 @@ class CommonWords:
         return [self._sample(counter, tokens, generator(seed, self.name, number)) for number in range(count)]
 
     def _sample(self, counter: Counter, tokens: int, draw: Random) -> Sample:
-        often, seldom = (30, 3) if tokens >= _LONG else (6, 1)
+        often, seldom = next((often, seldom) for least, often, seldom in _REPEATS if tokens >= least)
         common = distinct(lambda: WORD.draw(draw), self.common)
         used = set(common)
 
@@ -62,9 +63,9 @@ class CommonWords:
 class FrequentWords:
     """Coded words whose number falls with the square of their rank (a zeta distribution); the first is noise."""
 
+    name: str
     alpha: float = 2.0
     asked: int = 3
-    name: str = "ruler-frequent-words"
     metric: Metric = ALL_FOUND
     shared: bool = False
     turns: bool = False

@@ -13,30 +13,30 @@ __all__ = ["MOST_WORDS", "NUMBER", "UUID", "WORD", "Kind", "distinct", "generato
 
 T = TypeVar("T")
 
-_ADJECTIVES = (
-    "amber ample ancient ashen autumn bare bitter blank blunt bold brass brave bright brisk broad bronze calm careful "
-    "cheerful chilly clean clear clever cloudy coarse cobalt copper coral crimson crisp curious daring deep distant "
-    "dusty eager early earnest empty faint famous fancy feathered fierce firm flat fragile frosty gentle giant gilded "
-    "glassy gloomy golden graceful grand grateful green hasty heavy hidden hollow honest humble icy idle indigo iron "
-    "ivory jolly keen lively lonely loud lucky marble mellow merry mild misty modest narrow nimble noble odd pale "
-    "patient plain polite proud quick quiet rapid rare restless rigid rosy rough royal rustic sandy scarlet secret "
-    "shallow sharp shy silent silver simple sleepy slender smooth snowy soft solemn spare stately steady steep stern "
-    "sturdy subtle sunny swift tidy timid velvet vivid warm weary wild windy winter wise wooden young"
-).split()
-_NOUNS = (
-    "acorn anchor anvil apple arrow badger balcony banner barrel basket beacon beaver bell bench blanket bottle bridge "
-    "broom bucket button cabin candle canyon carpet castle cedar cello chimney circle clock cloud cobbler comet compass "
-    "copper cradle cricket crown crystal curtain daisy desert dolphin donkey dragon drum eagle engine falcon feather "
-    "fiddle field flute forest fountain garden gate glacier glove goose granite hammer harbour hazel helmet heron hill "
-    "horizon island ivy jacket jar kettle key kitten ladder lagoon lantern lark lemon library lily lizard magnet maple "
-    "market meadow melon mill mirror mitten monument mountain needle nest oak oasis orchard otter oven owl paddle "
-    "palace parcel parrot pebble pencil pepper piano pigeon pillow planet plough pocket pond pumpkin puzzle quarry "
-    "quilt rabbit raven ribbon river rocket saddle sailor salmon shelf shepherd shovel sparrow spoon stable statue "
-    "stream summit table teapot temple thimble tiger timber torch tower trumpet tulip tunnel turnip valley violin "
-    "wagon walnut whistle willow window workshop"
-).split()
+_ADJECTIVES = """
+amber ample ancient ashen autumn bare bitter blank blunt bold brass brave bright brisk broad bronze calm careful
+cheerful chilly clean clear clever cloudy coarse cobalt copper coral crimson crisp curious daring deep distant dusty
+eager early earnest empty faint famous fancy feathered fierce firm flat fragile frosty gentle giant gilded glassy
+gloomy golden graceful grand grateful green hasty heavy hidden hollow honest humble icy idle indigo iron ivory jolly
+keen lively lonely loud lucky marble mellow merry mild misty modest narrow nimble noble odd pale patient plain
+polite proud quick quiet rapid rare restless rigid rosy rough royal rustic sandy scarlet seaside shallow sharp shy
+silent silver simple sleepy slender smooth snowy soft solemn spare stately steady steep stern sturdy subtle sunny
+swift tidy timid velvet vivid warm weary wild windy winter wise wooden young
+"""
+_NOUNS = """
+acorn anchor anvil apple arrow badger balcony banner barrel basket beacon beaver bell bench blanket bottle bridge
+broom bucket button cabin candle canyon carpet castle cedar cello chimney circle clock cloud cobbler comet compass
+cradle cricket crown crystal curtain daisy desert dolphin donkey dragon drum eagle engine falcon feather fiddle
+field flute forest fountain garden gate glacier glove goose granite hammer harbour hazel helmet heron hill horizon
+island ivy jacket jar kettle key kitten ladder lagoon lantern lark lemon library lily lizard magnet maple market
+meadow melon mill mirror mitten monument mountain needle nest oak oasis orchard otter oven owl paddle palace parcel
+parrot pebble pencil pepper piano pigeon pillow planet plough pocket pond pumpkin puzzle quarry quilt rabbit raven
+ribbon river rocket saddle sailor salmon shelf shepherd shovel sparrow spoon stable statue stream summit table
+teapot temple thimble tiger timber torch tower trumpet tulip tunnel turnip valley violin wagon walnut whistle willow
+window workshop
+"""
 
-MOST_WORDS = len(_ADJECTIVES) * len(_NOUNS) * 3 // 4
+MOST_WORDS = len(_ADJECTIVES.split()) * len(_NOUNS.split()) * 3 // 4
 """How many different words can be drawn without waiting long for a new one."""
 
 
@@ -50,7 +50,7 @@ class Kind:
 
 
 def _word(draw: Random) -> str:
-    return f"{draw.choice(_ADJECTIVES)}-{draw.choice(_NOUNS)}"
+    return f"{draw.choice(_ADJECTIVES.split())}-{draw.choice(_NOUNS.split())}"
 
 
 def _number(draw: Random) -> str:
