@@ -62,7 +62,8 @@ class AllFound:
 class Classification:
     """One over the number of classes named, if the right one is among them (LongBench's `classification_score`).
 
-    A class that is named only because it is part of the right one's name does not count.
+    A class that is named only because it is part of the right one's name does not count. LongBench's
+    own code passes over the class after one that it takes out, which is not imitated.
     """
 
     classes: tuple[str, ...]

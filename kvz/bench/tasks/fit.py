@@ -77,6 +77,8 @@ def _search(make: Make, counter: Counter, tokens: int, most: int | None) -> _Try
     bare = low.tokens
     if low.tokens > tokens + tokens // _CLOSE:
         raise UsageError(f"contexts of {tokens} tokens are too short for this task: it needs {low.tokens} at least")
+    if low.tokens >= tokens - tokens // _CLOSE:
+        return low
     units = _FIRST
     while high is None or high.units - low.units > 1:
         tried = attempt(units if most is None else min(units, most))

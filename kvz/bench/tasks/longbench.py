@@ -32,7 +32,7 @@ class Set:
     asked: str
     new_tokens: int
     metric: Callable[[tuple[str, ...]], Metric]
-    """From the row's classes, which all but one set leave empty."""
+    """From the classes that the rows name; all but one set name none."""
 
     def sample(self, row: Row) -> Sample:
         text = self.asked.replace("{input}", row.text("input")).strip()
@@ -51,9 +51,13 @@ def load_longbench(name: str, source: Path) -> Loaded:
                 f"{row.where}: its data set is not {dataset}, as in the lines before; give a file for each"
             )
     classes = tuple(dict.fromkeys(text for row in rows if row.has("all_classes") for text in row.texts("all_classes")))
+    try:
+        metric = chosen.metric(classes)
+    except UsageError as error:
+        raise UsageError(f"{source}: {error}") from None
     samples = tuple(map(chosen.sample, rows))
     licence = f"{source.name}, LongBench's {dataset}"
-    return Loaded(f"{name}-{dataset}", chosen.metric(classes), samples, chosen.new_tokens, licence, cut=True)
+    return Loaded(f"{name}-{dataset}", metric, samples, chosen.new_tokens, licence, cut=True)
 
 
 def _set(name: str, row: Row) -> Set:
@@ -61,6 +65,12 @@ def _set(name: str, row: Row) -> Set:
         return SETS[name]
     near = difflib.get_close_matches(name, SETS, 3) or SETS
     raise UsageError(f"{row.where}: the data set {name} is not one of those known here, such as {', '.join(near)}")
+
+
+def _accuracy(classes: tuple[str, ...]) -> Metric:
+    if not classes:
+        raise UsageError('no row has "all_classes", without which this data set of LongBench cannot be scored')
+    return FirstLine(Classification(classes))
 
 
 def _passages(new_tokens: int = 32) -> Set:
@@ -102,7 +112,7 @@ SETS: dict[str, Set] = {
         "These are questions and their types.",
         "Which type is this question? Write the type only, as in the examples.\n\n{input}",
         64,
-        lambda classes: FirstLine(Classification(classes)),
+        _accuracy,
     ),
     "triviaqa": Set(
         "These are passages, each with a question and its answer.",
