@@ -88,7 +88,7 @@ def test_longbench_refuses_what_it_does_not_know(tmp_path):
     with pytest.raises(UsageError, match="line 2: its data set is not qasper"):
         make_task("longbench", path)
     path = write_lines(path, [longbench_row("trec")])
-    with pytest.raises(UsageError, match='a.jsonl: no row has "all_classes", without which'):
+    with pytest.raises(UsageError, match=r'a\.jsonl: no row has "all_classes", without which'):
         make_task("longbench", path)
 
 
