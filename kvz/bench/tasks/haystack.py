@@ -1,0 +1,123 @@
+"""Text that things are hidden in: the sentences of files in a folder, or one short paragraph over and over."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Protocol
+
+from kvz.errors import UsageError
+
+__all__ = ["NOISE", "Filler", "Haystack", "hide", "read_haystack"]
+
+_SENTENCE = re.compile(r".+?(?:(?<!\d)[.!?]\s+|\Z)", re.DOTALL)
+
+
+class Filler(Protocol):
+    """What fills a context around the things that are looked for."""
+
+    @property
+    def end(self) -> str:
+        """What stands between two sentences."""
+
+    @property
+    def most(self) -> int | None:
+        """How many units there are at most; None: as many as are wanted."""
+
+    @property
+    def licence(self) -> str:
+        """Where its text comes from."""
+
+    def sentences(self, draw: Random, taken: Collection[str]) -> Callable[[int], list[str]]:
+        """A function of `n`: sentences of `n` units of text in all, each with the white space after it.
+
+        More units only add to the end. None of the strings in `taken` is drawn as a key or a value.
+        """
+
+
+@dataclass(frozen=True)
+class Haystack:
+    """Paragraphs, each a tuple of sentences with the white space after them. A unit is a word.
+
+    The text starts again when it has ended.
+    """
+
+    name: str
+    paragraphs: tuple[tuple[str, ...], ...]
+    end: str = " "
+    most: None = None
+
+    @property
+    def licence(self) -> str:
+        return f"made here; text around it: {self.name}"
+
+    def sentences(self, draw: Random, taken: Collection[str] = ()) -> Callable[[int], list[str]]:
+        """The sentences from a paragraph drawn at random on, the last one cut to give `n` words in all."""
+        start = draw.randrange(len(self.paragraphs))
+        order = [*self.paragraphs[start:], *self.paragraphs[:start]]
+
+        def first(count: int) -> list[str]:
+            whole, left = [], count
+            for sentence in itertools.cycle(itertools.chain.from_iterable(order)):
+                words = sentence.split()
+                if len(words) >= left:
+                    break
+                whole.append(sentence)
+                left -= len(words)
+            return [*whole, " ".join(words[:left]) + self.end] if left else whole
+
+        return first
+
+
+def read_haystack(folder: Path | None) -> Haystack:
+    """The paragraphs of a folder's .txt files, of the example documents without one. Raises UsageError for none."""
+    from kvz.bench.documents import EXAMPLES
+
+    place = EXAMPLES if folder is None else folder
+    try:
+        texts = [path.read_text(encoding="utf-8") for path in sorted(place.glob("*.txt"))]
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read the texts in {place}: {error}") from error
+    paragraphs = tuple(filter(None, (_split(block) for text in texts for block in re.split(r"\n\s*\n", text))))
+    if not paragraphs:
+        raise UsageError(f"no text in {place} to hide things in; name a folder of .txt files with --texts")
+    return Haystack("kvz's example documents" if folder is None else f"the texts in {folder.name}", paragraphs)
+
+
+def hide(sentences: Sequence[str], needles: Sequence[str], depths: Sequence[float], end: str = " ") -> str:
+    """The text of the sentences with each needle at the sentence's edge nearest to its depth (0 start, 1 end)."""
+    edges = list(itertools.accumulate(map(len, sentences), initial=0))
+    at = [_nearest(edges, depth * edges[-1]) for depth in depths]
+    pieces: list[str] = []
+    placed = sorted(zip(at, range(len(needles)), strict=True))
+    before = 0
+    for edge, number in placed:
+        pieces += [*sentences[before:edge], needles[number] + end]
+        before = edge
+    return "".join([*pieces, *sentences[before:]]).strip()
+
+
+def _nearest(edges: list[int], target: float) -> int:
+    after = bisect_left(edges, target)
+    return after - 1 if after and target - edges[after - 1] < edges[after] - target else after
+
+
+def _split(block: str) -> tuple[str, ...]:
+    """A paragraph's sentences."""
+    return tuple(_SENTENCE.findall(f"{block.strip()}\n\n")) if block.strip() else ()
+
+
+NOISE = Haystack(
+    "one paragraph, repeated",
+    (
+        _split(
+            "The rain has stopped. The road is dry again. A dog sleeps by the door. Nothing happens here. "
+            "We wait and then go home."
+        ),
+    ),
+)

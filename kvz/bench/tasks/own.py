@@ -1,0 +1,49 @@
+"""A task of the user's own: a JSONL file of contexts, each with questions and answers.
+
+A line is an object with `context`, `questions` (a list of texts) and `answers` (for each question a text, or a list of
+texts). `metric` may name what scores them, the same in every line; without it, an answer is right if it can be found
+in what the model wrote.
+"""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+
+from kvz.bench.metrics import ANY_FOUND, METRICS, Metric
+from kvz.bench.tasks.loaded import Loaded
+from kvz.bench.tasks.rows import Row, as_texts, read_rows
+from kvz.bench.tasks.task import Question, Sample
+from kvz.errors import UsageError
+
+__all__ = ["load_own"]
+
+
+def load_own(name: str, source: Path) -> Loaded:
+    """The task over a file. Raises UsageError, naming the line."""
+    rows = read_rows(source)
+    samples = tuple(map(_sample, rows))
+    shared = any(len(sample.questions) > 1 for sample in samples)
+    return Loaded(name, _metric(rows), samples, 128, source.name, shared=shared)
+
+
+def _sample(row: Row) -> Sample:
+    questions, answers = row.texts("questions"), row.items("answers")
+    if len(questions) != len(answers):
+        raise UsageError(f"{row.where}: {len(questions)} questions and {len(answers)} answers; give one for each")
+    right = [as_texts(answer, f"{row.where}: answer {number}") for number, answer in enumerate(answers, 1)]
+    context = row.text("context")
+    if not context.strip():
+        raise UsageError(f'{row.where}: "context" is blank')
+    return Sample(context, tuple(map(Question, questions, right)))
+
+
+def _metric(rows: list[Row]) -> Metric:
+    names = [row.text("metric") if row.has("metric") else ANY_FOUND.name for row in rows]
+    for row, name in zip(rows, names, strict=True):
+        if name != names[0]:
+            raise UsageError(f"{row.where}: its metric is {name}, that of the lines before {names[0]}; use one")
+    if names[0] not in METRICS:
+        near = difflib.get_close_matches(names[0], METRICS, 3) or METRICS
+        raise UsageError(f"{rows[0].where}: there is no metric {names[0]}; there is {', '.join(near)}")
+    return METRICS[names[0]]

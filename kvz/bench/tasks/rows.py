@@ -1,0 +1,141 @@
+"""Rows of a data file: JSON objects, one a line, each of which knows where it stands so that a bad one can be named."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvz.errors import UsageError
+
+__all__ = ["Row", "bad_data", "read_json", "read_rows"]
+
+_HUB_ID = re.compile(r"(?P<id>[\w.-]+/[\w.-]+)(?::(?P<config>[\w.-]+))?")
+_SPLITS = ("test", "validation")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row's fields and where it stands, such as "own.jsonl, line 3". The methods raise UsageError and say so."""
+
+    where: str
+    fields: dict[str, Any]
+
+    def text(self, *names: str) -> str:
+        """The text under the first of `names` that is there."""
+        value = self._value(names)
+        if not isinstance(value, str):
+            raise UsageError(f'{self.where}: "{self._present(names)}" is not a text')
+        return value
+
+    def texts(self, *names: str) -> tuple[str, ...]:
+        """The list of texts there, at least one; a text or a number alone is a list of one."""
+        return as_texts(self._value(names), f'{self.where}: "{self._present(names)}"')
+
+    def items(self, *names: str) -> list[Any]:
+        """The list there, at least one item."""
+        value = self._value(names)
+        if not isinstance(value, list) or not value:
+            raise UsageError(f'{self.where}: "{self._present(names)}" is not a list with something in it')
+        return value
+
+    def rows(self, name: str) -> list[Row]:
+        """The list of objects there."""
+        items = self.items(name)
+        if not all(isinstance(item, dict) for item in items):
+            raise UsageError(f'{self.where}: "{name}" is not a list of objects')
+        return [Row(f"{self.where}, {name} {number}", item) for number, item in enumerate(items, 1)]
+
+    def has(self, name: str) -> bool:
+        return self.fields.get(name) is not None
+
+    def _present(self, names: tuple[str, ...]) -> str:
+        found = next((name for name in names if self.has(name)), None)
+        if found is None:
+            raise UsageError(f"{self.where}: no {' or '.join(map(json.dumps, names))} in it")
+        return found
+
+    def _value(self, names: tuple[str, ...]) -> Any:
+        return self.fields[self._present(names)]
+
+
+def as_texts(value: object, what: str) -> tuple[str, ...]:
+    """A text, a number, or a list of them as texts, at least one. Raises UsageError, beginning with `what`."""
+    items = value if isinstance(value, list) else [value]
+    if not items or not all(isinstance(item, (str, int, float)) and not isinstance(item, bool) for item in items):
+        raise UsageError(f"{what} is not a text, nor a list with texts in it")
+    return tuple(map(str, items))
+
+
+def read_rows(source: Path) -> list[Row]:
+    """The rows of a JSONL file, or of a hub's data set named org/name or org/name:config.
+
+    Raises UsageError, naming the line, for a file that is not JSONL.
+    """
+    if not source.exists() and (hub := _HUB_ID.fullmatch(source.as_posix())):
+        return _from_hub(hub["id"], hub["config"])
+    lines = [(n, line) for n, line in enumerate(_read(source).split("\n"), 1) if line.strip()]
+    rows = [_row(f"{source}, line {number}", line) for number, line in lines]
+    if not rows:
+        raise UsageError(f"{source} holds no rows")
+    return rows
+
+
+def read_json(source: Path) -> Any:
+    """What a JSON file holds. Raises UsageError, naming the line, for one that is not JSON."""
+    try:
+        return json.loads(_read(source))
+    except RecursionError:
+        raise UsageError(f"{source} is nested too deeply") from None
+    except json.JSONDecodeError as error:
+        raise UsageError(f"{source}, line {error.lineno}: not JSON ({error.msg})") from None
+
+
+def bad_data(source: Path, layout: str, where: str) -> UsageError:
+    """The error for a file that is not of the layout."""
+    return UsageError(f"{source} is not in {layout}'s layout: {where}")
+
+
+def _read(source: Path) -> str:
+    try:
+        return source.read_bytes().decode("utf-8-sig")
+    except FileNotFoundError:
+        raise UsageError(f"no such file of data: {source}") from None
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{source} is not UTF-8 at byte {error.start}; convert it with iconv -t UTF-8") from None
+    except OSError as error:
+        raise UsageError(f"cannot read {source}: {error.strerror or error}") from None
+
+
+def _row(where: str, line: str) -> Row:
+    try:
+        fields = json.loads(line)
+    except (ValueError, RecursionError):
+        raise UsageError(f"{where}: not JSON; the file holds one object a line") from None
+    if not isinstance(fields, dict):
+        raise UsageError(f"{where}: not a JSON object; the file holds one object a line")
+    return Row(where, fields)
+
+
+def _from_hub(name: str, config: str | None) -> list[Row]:
+    shown = name + (f":{config}" if config else "")
+    try:
+        from datasets import load_dataset
+    except ImportError:
+        raise UsageError(
+            f"no such file: {shown}; to read a hub's data set of that name, pip install datasets"
+        ) from None
+    try:
+        splits = load_dataset(name, config)
+    except Exception as error:  # it raises what it likes: connection, HTTP, unknown configuration
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise UsageError(f"cannot load the data set {shown} from the hub: {reason}; give a local file") from error
+    split = next((split for split in _SPLITS if split in splits), next(iter(splits)))
+    return list(_numbered(shown, split, splits[split]))
+
+
+def _numbered(name: str, split: str, rows: Iterable[dict[str, Any]]) -> Iterable[Row]:
+    return (Row(f"{name}, {split} row {number}", dict(row)) for number, row in enumerate(rows, 1))
