@@ -1,0 +1,91 @@
+"""Tables for readers: Markdown, CSV, and a terminal."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from kvz.bench.report.cell import Cell, problems_of
+from kvz.bench.report.table import Block, Row, blocks_of, summary_of
+from kvz.cli.console import printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["csv_of", "markdown_of", "print_tables"]
+
+_FIELDS = ("task", "protocol", "length", "method", "ratio", "budget", "score", "score_low", "score_high", "kl")
+_FIELDS += ("agreement", "kv_bytes", "step_bytes", "peak_bytes")
+_PHASES = ("prefill", "score", "write", "load", "first_token", "token")
+_MEANING = re.compile(r"([\\`*\[\]<>|])")  # characters that Markdown reads
+
+
+def markdown_of(cells: Sequence[Cell]) -> str:
+    """All tables as Markdown, best values bold, then what was not measured and why."""
+    lines = []
+    for block in _all_blocks(cells):
+        lines += [f"**{_plain(block.title)}**", "", _line(["method", *map(_plain, block.columns)])]
+        lines.append(_line(["---", *["--:"] * len(block.columns)]))
+        lines += [_line([_plain(row.method), *_bold(row)]) for row in block.rows]
+        lines.append("")
+    if problems := problems_of(cells):
+        lines += ["**Not measured**", "", _line(["task", "tokens", "method", "", "reason"]), _line(["---"] * 5)]
+        lines += [
+            _line([_plain(p.task), f"{p.length:,}", _plain(p.method), p.kind, _plain(p.reason)]) for p in problems
+        ]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def csv_of(cells: Sequence[Cell]) -> str:
+    """One line a cell, numbers as they are; seconds of each phase in columns of their own."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow([*_FIELDS, *(f"{phase}_seconds" for phase in _PHASES), "skipped", "error"])
+    for cell in cells:
+        values: dict[str, Any] = dict(cell)
+        seconds = values.get("seconds", {})
+        row = [values.get(name) for name in _FIELDS] + [seconds.get(phase) for phase in _PHASES]
+        writer.writerow([*row, values.get("skipped"), values.get("error")])
+    return out.getvalue()
+
+
+def print_tables(cells: Sequence[Cell], console: Console) -> None:
+    """Draw all tables on a terminal, and list what was not measured. Names are text, never markup."""
+    from rich.table import Table
+    from rich.text import Text
+
+    for block in _all_blocks(cells):
+        table = Table(title=Text(printable(block.title)), title_justify="left")
+        table.add_column("method", overflow="fold")
+        for column in block.columns:
+            table.add_column(Text(printable(column)), justify="right")
+        for row in block.rows:
+            values = zip(row.values, row.best, strict=True)
+            styled = [Text(printable(value), style="bold" if best else "") for value, best in values]
+            table.add_row(Text(printable(row.method)), *styled)
+        console.print(table)
+    for problem in problems_of(cells):
+        where = f"{problem.method} on {problem.task}, {problem.length:,} tokens"
+        console.print(Text(printable(f"{where}: {problem.kind}: {problem.reason}")))
+
+
+def _all_blocks(cells: Sequence[Cell]) -> list[Block]:
+    summary = summary_of(cells)
+    return [*([summary] if summary else []), *blocks_of(cells)]
+
+
+def _bold(row: Row) -> list[str]:
+    return [f"**{value}**" if best else value for value, best in zip(row.values, row.best, strict=True)]
+
+
+def _plain(text: str) -> str:
+    """Text that Markdown shows as it is, on one line."""
+    return _MEANING.sub(r"\\\1", printable(" ".join(text.split())))
+
+
+def _line(values: Sequence[str]) -> str:
+    return "| " + " | ".join(values) + " |"
