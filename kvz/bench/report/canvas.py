@@ -107,7 +107,7 @@ def legend(figure: Figure) -> None:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             found.setdefault(label, handle)
     if found:
-        columns = max(1, min(len(found), int(90 / (8 + max(map(len, found))))))
+        columns = max(1, min(len(found), int(13 * figure.get_figwidth() / (8 + max(map(len, found))))))
         figure.legend(list(found.values()), list(found), loc="outside lower center", ncols=columns)
 
 

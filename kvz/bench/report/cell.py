@@ -6,7 +6,18 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import TypedDict, TypeVar
 
-__all__ = ["Cell", "Fact", "Problem", "distinct", "family_of", "is_full", "measured", "problems_of", "series_of"]
+__all__ = [
+    "Cell",
+    "Fact",
+    "Problem",
+    "distinct",
+    "family_of",
+    "is_full",
+    "measured",
+    "problems_of",
+    "seconds_of",
+    "series_of",
+]
 
 _FULL = "full"
 Key = TypeVar("Key", bound=Hashable)
@@ -76,6 +87,11 @@ def problems_of(cells: Sequence[Cell]) -> list[Problem]:
 def is_full(cell: Cell) -> bool:
     """Whether a cell is of the full cache, which the others are compared with."""
     return cell["method"].partition("@")[0] == _FULL
+
+
+def seconds_of(cell: Cell) -> dict[str, float]:
+    """Seconds of the phases that were timed."""
+    return cell.get("seconds") or {}
 
 
 def series_of(cell: Cell) -> str:

@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from kvz.bench.report.canvas import INK, Picture, legend, panels, picture_of, styles_of
-from kvz.bench.report.cell import Cell, distinct, family_of, is_full, series_of
+from kvz.bench.report.cell import Cell, distinct, family_of, is_full, seconds_of, series_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -60,7 +60,7 @@ def draw_bytes(cells: Sequence[Cell]) -> list[Picture]:
 
 def draw_times(cells: Sequence[Cell]) -> list[Picture]:
     """Milliseconds a token against length, a line for each method; nothing where there is but one length."""
-    cells = [c for c in cells if c.get("seconds", {}).get("token") is not None]
+    cells = [c for c in cells if seconds_of(c).get("token") is not None]
     if len(_lengths(cells)) < 2:
         return []
     methods = distinct([c["method"] for c in sorted(cells, key=lambda c: not is_full(c))])
@@ -70,7 +70,7 @@ def draw_times(cells: Sequence[Cell]) -> list[Picture]:
     for method in methods:
         own = [c for c in cells if c["method"] == method]
         points = [
-            (length, 1e3 * fmean(c["seconds"]["token"] for c in own if c["length"] == length))
+            (length, 1e3 * fmean(seconds_of(c)["token"] for c in own if c["length"] == length))
             for length in _lengths(own)
         ]
         x, y = zip(*points, strict=True)
@@ -80,6 +80,7 @@ def draw_times(cells: Sequence[Cell]) -> list[Picture]:
             style = styles[method]
             axes.plot(x, y, style.linestyle, color=style.color, marker=style.marker, markersize=4, label=method)
     axes.set(xlabel="tokens of context", ylabel="milliseconds a token", xlim=(0, None), ylim=(0, None))
+    axes.xaxis.set_major_formatter("{x:,.0f}")
     legend(figure)
     caption = "Time of each generated token after the first, mean over tasks."
     return [picture_of(figure, "times", "Time a token", caption)]
@@ -128,12 +129,13 @@ def _score_pictures(
 def _scale(axes: Axes, kind: str, values: Sequence[float]) -> None:
     """Budgets go by factors, shares from nothing to all."""
     if kind == "ratio":
-        axes.set_xlim(0, 1.02)
+        axes.set_xlim(0, 1.08)
         return
     ticks = sorted({value for value in values if value > 0})
     axes.set_xscale("log", base=2)
     axes.set_xticks(ticks, [f"{value:g}" for value in ticks])
     axes.minorticks_off()
+    axes.margins(x=0.1)
 
 
 def _errors(cell: Cell) -> tuple[float, float]:

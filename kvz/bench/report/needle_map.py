@@ -49,13 +49,14 @@ def _picture(facts: dict[str, list[Fact]], name: str, title: str) -> Picture:
         grid = [
             [float("nan") if value is None else value for value in row] for row in grid_of(found, lengths, depths, step)
         ]
-        mesh = axes.pcolormesh(grid, cmap="cividis", vmin=0, vmax=top, edgecolor="none")
+        mesh = axes.pcolormesh(grid, cmap="cividis", vmin=0, vmax=top, edgecolors="#808080", linewidth=0.4)
         for y, row in enumerate(grid):
             for x, value in enumerate(row):
                 if value == value:
                     colour = "black" if value > 0.55 * top else "white"
                     axes.text(x + 0.5, y + 0.5, f"{value:.2f}", ha="center", va="center", color=colour, fontsize=7)
         axes.grid(False)
+        axes.spines[:].set_visible(False)
         axes.set_title(method)
         axes.set_xticks([x + 0.5 for x in range(len(lengths))], [f"{length:,}" for length in lengths])
         axes.set_yticks([y + 0.5 for y in range(len(depths))], [_depth(depth, step) for depth in depths])

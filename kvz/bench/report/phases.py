@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from kvz.bench.report.canvas import INK, Picture, legend, panels, picture_of
-from kvz.bench.report.cell import Cell, distinct, is_full
+from kvz.bench.report.cell import Cell, distinct, is_full, seconds_of
 
 __all__ = ["draw_phases", "phases_of"]
 
@@ -21,7 +21,7 @@ _PHASES = {
 
 def draw_phases(cells: Sequence[Cell]) -> list[Picture]:
     """One picture of all methods and lengths, or none if no phase was timed."""
-    cells = [cell for cell in cells if any(name in cell.get("seconds", {}) for name in _PHASES)]
+    cells = [cell for cell in cells if any(name in seconds_of(cell) for name in _PHASES)]
     if not cells:
         return []
     lengths = sorted({cell["length"] for cell in cells})
@@ -44,5 +44,5 @@ def draw_phases(cells: Sequence[Cell]) -> list[Picture]:
 
 def phases_of(cells: Sequence[Cell], method: str, length: int) -> dict[str, float]:
     """Mean seconds of each phase of a method at a length, over the cells that timed it."""
-    own = [cell.get("seconds", {}) for cell in cells if (cell["method"], cell["length"]) == (method, length)]
+    own = [seconds_of(cell) for cell in cells if (cell["method"], cell["length"]) == (method, length)]
     return {name: fmean(s[name] for s in own if name in s) for name in _PHASES if any(name in s for s in own)}

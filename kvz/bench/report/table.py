@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from kvz.bench.report.cell import Cell, distinct, is_full, measured
+from kvz.bench.report.cell import Cell, distinct, is_full, measured, seconds_of
 from kvz.cli.console import size
 
 __all__ = ["Block", "Row", "blocks_of", "summary_of"]
@@ -15,7 +15,7 @@ _NOTHING = "–"
 
 @dataclass(frozen=True)
 class Row:
-    """A method's values as text; `best[i]` marks the best of a column among compressed methods, `full` the full cache."""
+    """A method's values as text; `best[i]` marks the best compressed method of a column, `full` the full cache."""
 
     method: str
     values: tuple[str, ...]
@@ -46,7 +46,10 @@ def blocks_of(cells: Sequence[Cell]) -> list[Block]:
     """A block for each task, protocol and length, in the order they come. Columns that nothing fills are left out."""
     found = measured(cells)
     keys = distinct([_key(cell) for cell in found])
-    return [_block(_title(key), [cell for cell in found if _key(cell) == key], _COLUMNS) for key in keys]
+    return [
+        _block(_title(key, _several_protocols(found)), [cell for cell in found if _key(cell) == key], _COLUMNS)
+        for key in keys
+    ]
 
 
 def summary_of(cells: Sequence[Cell]) -> Block | None:
@@ -67,7 +70,7 @@ def summary_of(cells: Sequence[Cell]) -> Block | None:
             for key, value in zip(keys, values, strict=True)
         )
         rows.append(Row(method, tuple(_NOTHING if v is None else f"{v:.3f}" for v in values), marks, method in full))
-    return Block("scores", tuple(map(_title, keys)), tuple(rows))
+    return Block("scores", tuple(_title(key, _several_protocols(found)) for key in keys), tuple(rows))
 
 
 def _block(title: str, cells: list[Cell], columns: Sequence[_Column]) -> Block:
@@ -101,18 +104,22 @@ def _key(cell: Cell) -> tuple[str, str, int]:
     return cell["task"], cell["protocol"], cell["length"]
 
 
-def _title(key: tuple[str, str, int]) -> str:
+def _title(key: tuple[str, str, int], protocols: bool) -> str:
     task, protocol, length = key
-    return ", ".join(part for part in (task, protocol, f"{length:,} tokens") if part)
+    return ", ".join(part for part in (task, protocol if protocols else "", f"{length:,} tokens") if part)
 
 
-def _score(cell: Cell, value: float) -> str:
-    low, high = cell.get("score_low"), cell.get("score_high")
-    return f"{value:.3f}" if low is None or high is None else f"{value:.3f} [{low:.3f}, {high:.3f}]"
+def _several_protocols(cells: Sequence[Cell]) -> bool:
+    return len({cell["protocol"] for cell in cells}) > 1
+
+
+def _interval(cell: Cell, low: float) -> str:
+    high = cell.get("score_high")
+    return f"{low:.3f}–{low if high is None else high:.3f}"
 
 
 def _phase(name: str) -> Callable[[Cell], float | None]:
-    return lambda cell: cell.get("seconds", {}).get(name)
+    return lambda cell: seconds_of(cell).get(name)
 
 
 def _compress(cell: Cell) -> float | None:
@@ -125,15 +132,17 @@ def _bytes(cell: Cell, value: float) -> str:
     return size(value)
 
 
+# Those that matter most first: a narrow terminal leaves out the last ones.
 _COLUMNS = (
-    _Column("score", lambda cell: cell.get("score"), _score, max),
+    _Column("score", lambda cell: cell.get("score"), lambda cell, v: f"{v:.3f}", max),
+    _Column("95\u00a0%", lambda cell: cell.get("score_low"), _interval, None),
     _Column("KL", lambda cell: cell.get("kl"), lambda cell, v: f"{v:.3f}"),
     _Column("same tokens", lambda cell: cell.get("agreement"), lambda cell, v: f"{100 * v:.1f} %", max),
     _Column("stored", lambda cell: cell.get("kv_bytes"), _bytes),
     _Column("read a step", lambda cell: cell.get("step_bytes"), _bytes),
+    _Column("a token", _phase("token"), lambda cell, v: f"{1e3 * v:.1f} ms"),
+    _Column("first token", _phase("first_token"), lambda cell, v: f"{v:.2f} s"),
     _Column("compress", _compress, lambda cell, v: f"{v:.2f} s"),
     _Column("load", _phase("load"), lambda cell, v: f"{v:.2f} s"),
-    _Column("first token", _phase("first_token"), lambda cell, v: f"{v:.2f} s"),
-    _Column("a token", _phase("token"), lambda cell, v: f"{1e3 * v:.1f} ms"),
     _Column("peak memory", lambda cell: cell.get("peak_bytes"), _bytes),
 )
