@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from markupsafe import escape
+
 from kvz.errors import UsageError
 
 if TYPE_CHECKING:
@@ -25,6 +27,8 @@ _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  #
 _LINES = ("-", "--", ":", "-.")
 _MARKERS = "osD^vPX"
 _ACROSS, _WIDTH = 3, 9.6  # panels in a row; inches
+# In place of matplotlib's style element, which would hold for a whole page; the grey is for a picture by itself.
+_ROOT = 'color="#808080" stroke-linejoin="round" stroke-linecap="butt" role="img"'
 _SETTINGS: dict[str, Any] = {
     "svg.fonttype": "none",
     "font.family": "sans-serif",
@@ -101,13 +105,14 @@ def panels(count: int, height: float = 3.2, sharey: bool = True) -> tuple[Figure
 
 
 def legend(figure: Figure) -> None:
-    """One legend for all panels, below them."""
+    """One legend for all panels, below them; the figure grows by it."""
     found: dict[str, Any] = {}
     for axes in figure.axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             found.setdefault(label, handle)
     if found:
         columns = max(1, min(len(found), int(13 * figure.get_figwidth() / (8 + max(map(len, found))))))
+        figure.set_figheight(figure.get_figheight() + 0.18 * -(-len(found) // columns))
         figure.legend(list(found.values()), list(found), loc="outside lower center", ncols=columns)
 
 
@@ -119,13 +124,7 @@ def picture_of(figure: Figure, name: str, title: str, caption: str) -> Picture:
     with matplotlib.rc_context({"svg.hashsalt": name}):
         figure.savefig(out, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
     svg = out.getvalue()
-    svg = re.sub(r"\s*<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
+    svg = re.sub(r"\s*<(metadata|style)\b.*?</\1>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
     svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", svg).replace(INK, "currentColor")
-    svg = svg.replace("<svg ", f'<svg color="#808080" role="img" aria-label="{_attribute(title)}" ', 1)
+    svg = svg.replace("<svg ", f'<svg {_ROOT} aria-label="{escape(title)}" ', 1)
     return Picture(name, title, caption, svg.strip())
-
-
-def _attribute(text: str) -> str:
-    from markupsafe import escape
-
-    return str(escape(text))

@@ -11,6 +11,8 @@ from kvz.bench.report.cell import Cell, Fact, distinct, is_full
 __all__ = ["draw_needles", "grid_of"]
 
 _MOST_DEPTHS = 11  # distinct depths that get a row each; more are gathered in tenths
+_CAPTION = "Mean score by length of the context and depth of the needle in it: dark is 0, yellow the highest."
+_LONGEST_TITLE = 28  # characters that a panel has room for
 
 
 def draw_needles(cells: Sequence[Cell]) -> list[Picture]:
@@ -49,7 +51,7 @@ def _picture(facts: dict[str, list[Fact]], name: str, title: str) -> Picture:
         grid = [
             [float("nan") if value is None else value for value in row] for row in grid_of(found, lengths, depths, step)
         ]
-        mesh = axes.pcolormesh(grid, cmap="cividis", vmin=0, vmax=top, edgecolors="#808080", linewidth=0.4)
+        axes.pcolormesh(grid, cmap="cividis", vmin=0, vmax=top, edgecolors="#808080", linewidth=0.4)
         for y, row in enumerate(grid):
             for x, value in enumerate(row):
                 if value == value:
@@ -57,15 +59,14 @@ def _picture(facts: dict[str, list[Fact]], name: str, title: str) -> Picture:
                     axes.text(x + 0.5, y + 0.5, f"{value:.2f}", ha="center", va="center", color=colour, fontsize=7)
         axes.grid(False)
         axes.spines[:].set_visible(False)
-        axes.set_title(method)
+        axes.set_title(method if len(method) <= _LONGEST_TITLE else method.replace("/", "/\n"))
         axes.set_xticks([x + 0.5 for x in range(len(lengths))], [f"{length:,}" for length in lengths])
         axes.set_yticks([y + 0.5 for y in range(len(depths))], [_depth(depth, step) for depth in depths])
         axes.set_ylim(len(depths), 0)
         axes.tick_params(length=0)
-    figure.colorbar(mesh, ax=all_axes, label="score", aspect=30)
     figure.supxlabel("tokens of context", fontsize=9)
     figure.supylabel("depth of the needle", fontsize=9)
-    return picture_of(figure, name, title, "Mean score by length of the context and depth of the needle in it.")
+    return picture_of(figure, name, title, _CAPTION)
 
 
 def _row(depth: float, step: float) -> float:
