@@ -139,6 +139,12 @@ Options and the objects of `--json`, one a turn, are those of [ask](#kvz-ask).
 Reads the header alone, so it is quick however large the archive is, and needs no model. The header's checksum is
 checked, those of the tensors are not (see [verify](#kvz-verify)).
 
+`--html FILE` reads the whole archive, checks it, and writes one page that works offline: the same facts, the share kept
+of each layer and head as a heat map, how many heads kept a token, and the document's text shaded by it. The text is
+decoded with the tokenizer of the model in the archive; where the archive has no token ids (`--omit-text`) or the model
+is not on this machine, tokens are dots and the page says why. Nothing is fetched, unless `-m` names it. A page with the
+text holds the document, as the archive does.
+
 `--json` prints one object:
 
 | field | meaning |

@@ -1,26 +1,53 @@
-"""kvz inspect: what is inside an archive. Reads the header only, and imports neither torch nor numpy."""
+"""kvz inspect: what is inside an archive. Without --html it reads the header alone, without torch and numpy."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, Optional
 
 import msgspec
+import typer
 
 from kvz.cli import console
-from kvz.cli.options import ArchivePath, JsonOption
+from kvz.cli.options import ArchivePath, JsonOption, ModelOption
+from kvz.errors import UsageError
 from kvz.format.manifest import Manifest
 from kvz.format.reader import ArchiveFile, archive_bytes, open_archive
 
 __all__ = ["inspect"]
 
 
-def inspect(archive: ArchivePath, as_json: JsonOption = False) -> None:
-    """Show what is inside an archive: document, model, what was kept in each layer and head, and sizes."""
+def inspect(
+    archive: ArchivePath,
+    as_json: JsonOption = False,
+    html: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            metavar="FILE",
+            help="Write a page to FILE, - for stdout: all this, and the text shaded by how many heads kept each token.",
+        ),
+    ] = None,
+    model: ModelOption = None,
+    force: Annotated[bool, typer.Option("--force", "-f", help="Replace an existing FILE.")] = False,
+) -> None:
+    """Show what is inside an archive: document, model, what was kept in each layer and head, and sizes.
+
+    The text in a page is decoded with the tokenizer of the model in the archive if it is on this machine, or of -m.
+    """
+    if html is not None and as_json:
+        raise UsageError("give --html or --json, not both")
+    if html is None and (force or model is not None):
+        raise UsageError("-m and --force are for --html FILE, which is not given")
     opened = open_archive(archive)
+    if html is not None:
+        from kvz.cli.inspect_html import write_html
+
+        write_html(opened, _facts(opened), html, model, force)
+        return
     if as_json:
         console.emit_json(_as_json(opened))
         return
-    for line in [*_facts(opened), "", *_chart(opened.manifest)]:
+    facts = [f"{name:>9}  {value}" for name, value in _facts(opened).items()]
+    for line in [*facts, "", *_chart(opened.manifest)]:
         console.emit(console.printable(line))
 
 
@@ -34,7 +61,7 @@ def _as_json(opened: ArchiveFile) -> dict[str, Any]:
     }
 
 
-def _facts(opened: ArchiveFile) -> list[str]:
+def _facts(opened: ArchiveFile) -> dict[str, str]:
     m = opened.manifest
     info = m.compression
     share = f"-r {info.ratio:g}" if info.ratio is not None else f"--budget {info.budget}"
@@ -42,7 +69,7 @@ def _facts(opened: ArchiveFile) -> list[str]:
     sharing = " ".join(f"{key}={value}" for key, value in info.allocation_parameters.items())
     sizes = archive_bytes(opened.header)
     cut = f", {m.source.truncated} cut by {console.quantity(m.source.dropped_tokens)}" if m.source.truncated else ""
-    rows = {
+    return {
         "archive": f"{opened.path} ({console.size(opened.header.file_size)}, "
         f"format {opened.header.metadata['kvz_version']}, by {m.creator.name} {m.creator.version})",
         "document": f"{m.source.name} ({console.size(m.source.bytes)}, sha256 {m.source.sha256[:16]}...)",
@@ -60,7 +87,6 @@ def _facts(opened: ArchiveFile) -> list[str]:
         "prints": f"model {m.model.fingerprint[:12]}, tokenizer {m.tokenizer.fingerprint[:12]}, "
         f"template {m.tokenizer.template_fingerprint[:12]}",
     }
-    return [f"{name:>9}  {value}" for name, value in rows.items()]
 
 
 def _index(manifest: Manifest) -> str:

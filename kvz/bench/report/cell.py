@@ -1,0 +1,126 @@
+"""One measurement of a benchmark, and what a report asks of it."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import TypedDict, TypeVar
+
+__all__ = [
+    "Cell",
+    "Fact",
+    "Problem",
+    "distinct",
+    "family_of",
+    "is_full",
+    "measured",
+    "problems_of",
+    "seconds_of",
+    "series_of",
+]
+
+_FULL = "full"
+Key = TypeVar("Key", bound=Hashable)
+
+
+class Fact(TypedDict):
+    """One sample of a needle task: `depth` in 0..1 of the context, its `length` in tokens, and its score."""
+
+    depth: float
+    length: int
+    score: float
+
+
+class Cell(TypedDict, total=False):
+    """One method on one task at one length.
+
+    `task`, `length` (tokens asked for), `protocol` and `method` (a label like "kvzip@0.3/lowbit@256") are always there;
+    a cell that was not measured has `skipped` or `error` in place of results. `score` is a mean with its 95 % interval
+    `score_low` to `score_high`; `kl` and `agreement` (share of tokens) compare with the full cache; `kv_bytes` are
+    stored, `step_bytes` are read by a decode step, `peak_bytes` is the most memory held; `seconds` may have prefill,
+    score, write, load, first_token and token (each one after the first).
+    """
+
+    task: str
+    length: int
+    protocol: str
+    method: str
+    ratio: float | None
+    budget: int | None
+    score: float
+    score_low: float
+    score_high: float
+    kl: float | None
+    agreement: float | None
+    kv_bytes: int
+    step_bytes: int
+    seconds: dict[str, float]
+    peak_bytes: int
+    facts: list[Fact]
+    skipped: str
+    error: str
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A cell without results: `kind` is "skipped" or "failed"."""
+
+    task: str
+    length: int
+    protocol: str
+    method: str
+    kind: str
+    reason: str
+
+
+def measured(cells: Sequence[Cell]) -> list[Cell]:
+    """The cells that have results."""
+    return [cell for cell in cells if not cell.get("skipped") and not cell.get("error") and "score" in cell]
+
+
+def problems_of(cells: Sequence[Cell]) -> list[Problem]:
+    """The others, and why."""
+    having = {id(cell) for cell in measured(cells)}
+    return [_problem(cell) for cell in cells if id(cell) not in having]
+
+
+def is_full(cell: Cell) -> bool:
+    """Whether a cell is of the full cache, which the others are compared with."""
+    return cell["method"].partition("@")[0] == _FULL
+
+
+def seconds_of(cell: Cell) -> dict[str, float]:
+    """Seconds of the phases that were timed."""
+    return cell.get("seconds") or {}
+
+
+def series_of(cell: Cell) -> str:
+    """The method without what the horizontal axis shows: its budget, or its ratio where it has no budget."""
+    varied = cell.get("budget") if cell.get("budget") is not None else cell.get("ratio")
+    return "/".join(_without(part, varied) for part in cell["method"].split("/"))
+
+
+def family_of(cell: Cell) -> str:
+    """The method without any numbers."""
+    return "/".join(part.partition("@")[0] for part in cell["method"].split("/"))
+
+
+def distinct(keys: Sequence[Key]) -> list[Key]:
+    """Each once, in the order in which they come."""
+    return list(dict.fromkeys(keys))
+
+
+def _problem(cell: Cell) -> Problem:
+    kind, reason = "skipped", cell.get("skipped")
+    if not reason:
+        kind, reason = "failed", cell.get("error") or "no score"
+    return Problem(cell["task"], cell["length"], cell["protocol"], cell["method"], kind, reason)
+
+
+def _without(part: str, number: float | None) -> str:
+    name, at, value = part.partition("@")
+    try:
+        same = bool(at) and number is not None and float(value) == number
+    except ValueError:
+        same = False
+    return name if same else part

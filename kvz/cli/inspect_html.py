@@ -1,0 +1,88 @@
+"""kvz inspect --html: an archive as a page."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from kvz.archive import Archive, identity_of, load
+from kvz.cli import console
+from kvz.errors import ArchiveMismatch, KvzError, ModelError, OutputError, UsageError
+from kvz.format.atomic import atomic_file, check_target
+from kvz.format.reader import ArchiveFile
+from kvz.models.presence import is_present
+from kvz.models.tokenizer import Tokenizer
+from kvz.progress import Progress
+from kvz.report.archive_page import archive_page
+from kvz.report.token_runs import texts_of
+
+__all__ = ["write_html"]
+
+
+def write_html(opened: ArchiveFile, facts: dict[str, str], output: str, model: str | None, force: bool) -> None:
+    """Write the page of an archive to `output`, "-" for stdout.
+
+    The archive's checksums are checked. Raises UsageError or OutputError where the page cannot go, CorruptArchive, and
+    ModelError or ArchiveMismatch where `model`, if given, cannot decode the text.
+    """
+    target = _target(opened, output, force)
+    archive = load(opened.path)
+    texts, no_text = _texts(archive, model, console.terminal_progress(quiet=False))
+    shown = {name: console.printable(value) for name, value in facts.items()}
+    page = archive_page(archive, shown, texts, no_text).encode()
+    if target is None:
+        _write_to_stdout(page)
+        return
+    with atomic_file(target, force) as file:
+        file.write(page)
+    console.note(f"{target}: {console.size(len(page))}" + (", without the text" if texts is None else ""))
+
+
+def _target(opened: ArchiveFile, output: str, force: bool) -> Path | None:
+    """The file to write, None for stdout; told before the archive is read."""
+    if output == "-":
+        if sys.stdout is None:
+            raise OutputError("standard output is closed; give --html a file")
+        return None
+    if not output.strip():
+        raise UsageError("--html is empty; give a file name, or - for stdout")
+    target = Path(output)
+    if target.exists() and target.samefile(opened.path):
+        raise UsageError(f"{output} is the archive itself; give --html another name")
+    check_target(target, force)
+    return target
+
+
+def _texts(archive: Archive, model: str | None, progress: Progress) -> tuple[list[str] | None, str]:
+    """Text of each context token; or None and why there is none."""
+    if archive.token_ids is None:
+        return None, "The archive was made without its token ids (--omit-text), so there is no text to show."
+    ids = archive.token_ids[archive.manifest.prompt.prefix_tokens :].tolist()
+    info = archive.manifest.model
+    if model is None and not is_present(info.id, info.revision):
+        return None, f"The text is left out: the model {info.id} is not on this machine (say with -m where it is)."
+    try:
+        return texts_of(_tokenizer(archive, model, progress, ids), ids), ""
+    except KvzError as error:
+        if model is not None:
+            raise
+        return None, f"The text is left out: {error}."
+
+
+def _tokenizer(archive: Archive, model: str | None, progress: Progress, ids: list[int]) -> Tokenizer:
+    """The tokenizer the archive was made with. Raises ModelError or ArchiveMismatch."""
+    identity = identity_of(archive.manifest, model, progress)
+    if identity.fingerprints.tokenizer != archive.manifest.tokenizer.fingerprint:
+        raise ArchiveMismatch(
+            f"the tokenizer of {identity.source.id} is not that of {archive.manifest.model.id}, "
+            "which the archive was made with; give that model with -m"
+        )
+    if not all(0 <= token < identity.vocabulary_size for token in ids):
+        raise ModelError(f"the archive has token ids that {identity.source.id} does not know")
+    return identity.tokenizer
+
+
+def _write_to_stdout(page: bytes) -> None:
+    sys.stdout.flush()
+    sys.stdout.buffer.write(page)
+    sys.stdout.buffer.flush()

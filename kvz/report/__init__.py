@@ -1,0 +1,1 @@
+"""Pages: an archive or a benchmark as one HTML file that needs nothing else. Builds text, prints nothing."""
