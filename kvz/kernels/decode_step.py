@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     from kvz.cache.bit_planes import BitPlanes
     from kvz.kernels.cpu.chosen_step import ChosenStep
     from kvz.kernels.cpu.plane_scores import PlaneScores
+    from kvz.kernels.cpu.plane_step import PlaneStep
     from kvz.kernels.cpu.ragged_step import RaggedStep
 
-__all__ = ["chosen_step", "plane_scores", "ragged_step"]
+__all__ = ["chosen_step", "plane_scores", "plane_step", "ragged_step"]
 
 _LEAST_SHARE = 256  # pairs: with fewer, a second thread costs more than it saves
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -38,6 +39,15 @@ def chosen_step(keys: Tensor, values: Tensor, bounds: tuple[int, ...], prefix: i
     from kvz.kernels.cpu.chosen_step import ChosenStep
 
     return ChosenStep.of(keys, values, bounds, prefix)
+
+
+def plane_step(pairs: ChosenStep | None, index: PlaneScores | None, takes: Sequence[int]) -> PlaneStep | None:
+    """All of a sparse step by bit planes; None where plain torch is to be used."""
+    if pairs is None or index is None:
+        return None
+    from kvz.kernels.cpu.plane_step import PlaneStep
+
+    return PlaneStep.of(pairs, index, takes)
 
 
 def plane_scores(index: BitPlanes, rows: Sequence[int], lengths: Sequence[int]) -> PlaneScores | None:

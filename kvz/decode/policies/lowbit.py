@@ -14,10 +14,12 @@ from torch import Tensor
 from kvz.cache.bit_planes import BitPlanes, planes_of
 from kvz.cache.ragged import RaggedLayer
 from kvz.decode.policies.selection import Selection, Selector, Units, context_lengths, group_mean
-from kvz.kernels.decode_step import plane_scores
+from kvz.kernels.decode_step import plane_scores, plane_step
 
 if TYPE_CHECKING:
+    from kvz.kernels.cpu.chosen_step import ChosenStep
     from kvz.kernels.cpu.plane_scores import PlaneScores
+    from kvz.kernels.cpu.plane_step import PlaneStep
 
 __all__ = ["LowBit"]
 
@@ -84,6 +86,10 @@ class LowBit(Selector):
         if held.kernel is not None:
             return held.units.select(held.kernel.score(query, scale))
         return held.units.select(held.plain_scores(query, scale))
+
+    def step(self, index: int, pairs: ChosenStep | None) -> PlaneStep | None:
+        held = self.layers[index]
+        return plane_step(pairs, held.kernel, held.units.takes)
 
     def read(self, layer: int) -> float:
         return self.layers[layer].read

@@ -10,11 +10,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from kvz.cache.ragged import RaggedCache, RaggedLayer
+
+if TYPE_CHECKING:
+    from kvz.kernels.cpu.chosen_step import ChosenStep
+    from kvz.kernels.cpu.plane_step import PlaneStep
 
 __all__ = [
     "Selection",
@@ -119,6 +124,10 @@ class Selector(ABC):
     @abstractmethod
     def choose(self, layer: int, query: Tensor, scale: float) -> Selection:
         """The pairs for `query [H,n,G,D]` float32, n tokens that are chosen for one by one."""
+
+    def step(self, index: int, pairs: ChosenStep | None) -> PlaneStep | None:
+        """One kernel that chooses and attends in a layer, where there is one for this policy and machine."""
+        return None
 
     @abstractmethod
     def read(self, layer: int) -> float:

@@ -19,6 +19,7 @@ from kvz.kernels.merge import merge_parts
 
 if TYPE_CHECKING:
     from kvz.kernels.cpu.chosen_step import ChosenStep
+    from kvz.kernels.cpu.plane_step import PlaneStep
 
 __all__ = ["SparseReader"]
 
@@ -38,11 +39,14 @@ class SparseReader:
         self._prefixes: dict[int, tuple[Tensor, Tensor]] = {}
         self._means: dict[int, Tensor] = {}
         self._steps: dict[int, ChosenStep | None] = {}
+        self._wholes: dict[int, PlaneStep | None] = {}
 
     def attend(self, layer: int, query: Tensor, scale: float, beside: Beside) -> Tensor:
         """Attention over prefix and choice, `query [H,G,n,D]`: n tokens, each with a selection of its own."""
         if self._covered[layer]:
             return self._dense.attend(layer, query, scale, beside)
+        if beside.tails is not None and (whole := self._whole(layer)):
+            return whole.attend(query.transpose(1, 2), scale, beside.tails).transpose(1, 2).flatten(1, 2)
         selection = self._selector.choose(layer, query.transpose(1, 2).float(), scale)
         if beside.tails is not None and selection.coverage is None and (step := self._step(layer)):
             out = step.attend(query.transpose(1, 2), selection.rows, selection.valid, scale, beside.tails)
@@ -59,6 +63,11 @@ class SparseReader:
         if stored.window is not None or self._covered[layer]:
             return self._dense.read(layer)
         return stored.heads * self._prefix + self._selector.read(layer)
+
+    def _whole(self, layer: int) -> PlaneStep | None:
+        if layer not in self._wholes:
+            self._wholes[layer] = self._selector.step(layer, self._step(layer))
+        return self._wholes[layer]
 
     def _step(self, layer: int) -> ChosenStep | None:
         if layer not in self._steps:

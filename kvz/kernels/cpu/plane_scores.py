@@ -16,7 +16,7 @@ from kvz.cache.bit_planes import BitPlanes
 from kvz.kernels.cpu.compile import compiled, part
 from kvz.kernels.cpu.element import exp
 
-__all__ = ["PlaneScores"]
+__all__ = ["PlaneScores", "score_head"]
 
 _F = np.float32
 
@@ -54,24 +54,29 @@ class PlaneScores:
 
 @compiled
 def _score(query: Any, planes: Any, ranges: Any, bounds: Any, rows: Any, lengths: Any, scores: Any) -> None:
-    heads, tokens, group, dim = query.shape
-    bits = planes.shape[0] // dim
+    heads, tokens = query.shape[:2]
     for item in numba.prange(heads * tokens):
         head, token = item // tokens, item % tokens
-        length, into = lengths[head], scores[head, token]
-        if rows[head] == 0:
-            into[:length] = 0
-            continue
-        weights = np.empty((group, bits * dim), np.float32)
-        for b in range(bits):
-            for g in range(group):
-                for d in range(dim):
-                    weights[g, b * dim + d] = query[head, token, g, d] * ranges[head, d] * _F(0.5 ** (b + 1))
-        chosen = _heaviest(weights, rows[head])
-        logits = _sums(planes, bounds[head], bounds[head + 1], chosen, weights)
-        into[:length] = 0
+        into = scores[head, token, : lengths[head]]
+        score_head(query[head, token], planes, ranges[head], bounds[head], bounds[head + 1], rows[head], into)
+
+
+@part
+def score_head(query: Any, planes: Any, ranges: Any, first: int, last: int, rows: int, scores: Any) -> None:
+    """One head's `scores [L]` for `query [G,D]`, which is scaled, by its bytes first:last; 0 where no row is read."""
+    group, dim = query.shape
+    bits = planes.shape[0] // dim
+    scores[:] = 0
+    if rows == 0:
+        return
+    weights = np.empty((group, bits * dim), np.float32)
+    for b in range(bits):
         for g in range(group):
-            _add_softmax(logits[g], length, _F(1.0 / group), into)
+            for d in range(dim):
+                weights[g, b * dim + d] = query[g, d] * ranges[d] * _F(0.5 ** (b + 1))
+    logits = _sums(planes, first, last, _heaviest(weights, rows), weights)
+    for g in range(group):
+        _add_softmax(logits[g], len(scores), _F(1.0 / group), scores)
 
 
 @part

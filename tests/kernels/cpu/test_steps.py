@@ -12,11 +12,17 @@ from torch import Tensor
 
 from kvz.cache.bit_planes import plane_layer
 from kvz.cache.ragged import RaggedLayer
+from kvz.compression import compress
+from kvz.decode.decoding import Decoding
+from kvz.kernels import decode_step
 from kvz.kernels.cpu import compile as compiling
 from kvz.kernels.cpu.chosen_step import ChosenStep
 from kvz.kernels.cpu.plane_scores import PlaneScores
+from kvz.kernels.cpu.plane_step import PlaneStep
 from kvz.kernels.cpu.ragged_step import RaggedStep
 from kvz.kernels.tails import Tails
+from kvz.models.language_model import LanguageModel
+from tests.conftest import TEXT
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 
@@ -189,3 +195,37 @@ def test_a_kernel_runs_without_a_place_for_its_code(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(compiling.numba, "njit", no_locator)
     assert compiling.Kernel(doubled)(3) == 6
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("prefix", [0, 3])
+@pytest.mark.parametrize("takes", [[1, 5, 64, 0], [40, 33, 130, 0]])
+def test_plane_step_attends_the_best_by_their_scores(dtype: torch.dtype, prefix: int, takes: list[int]) -> None:
+    step = Step.make([300 + prefix, 33 + prefix, 150 + prefix, prefix], [9, 70], dtype=dtype)
+    layer = RaggedLayer(step.keys, step.values, torch.tensor(step.bounds), torch.zeros(1, dtype=torch.int32))
+    lengths, rows = [300, 33, 150, 0], [12, 0, 20, 0]
+    index = PlaneScores.of(plane_layer(layer, prefix), rows, lengths)
+    scores = index.score(step.query, step.scale)
+    rows_of = {}
+    for head, take in enumerate(takes):
+        first = step.bounds[head]
+        for token in range(2):
+            best = scores[head, token, : lengths[head]].topk(min(take, lengths[head])).indices + first + prefix
+            rows_of[head, token] = [*range(first, first + prefix), *best.tolist()]
+    made = PlaneStep.of(ChosenStep.of(step.keys, step.values, step.bounds, prefix), index, takes)
+    out = made.attend(step.query, step.scale, step.tails)
+    tied = takes[1] < 33  # its scores are all the same, and which of equal ones are taken is not said
+    kept = [h for h in range(4) if h != 1 or not tied]
+    _check(out[kept], step.expected(rows_of)[kept])
+
+
+@pytest.mark.parametrize("decoding", [Decoding("dense"), Decoding("lowbit", 48), Decoding("hsa", 48)])
+def test_answers_are_those_of_plain_torch(
+    tiny: LanguageModel, monkeypatch: pytest.MonkeyPatch, decoding: Decoding
+) -> None:
+    archive = compress(TEXT * 2, tiny, ratio=0.5)
+    questions = ["Where is the key?", "Who?", "When does the office open, and what colour is the ledger?"]
+    answers = [archive.session(tiny, decoding).ask(question, 25).ids for question in questions]
+    monkeypatch.setattr(decode_step, "_has_numba", lambda: False)
+    session = archive.session(tiny, decoding)
+    assert [session.ask(question, 25).ids for question in questions] == answers
