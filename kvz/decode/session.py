@@ -118,7 +118,7 @@ class Session:
         store = reading.store(tail)
         run = Run(self.model, store, tail, self.cache.logical_length)
         seconds = run.answer(ids, growing, stream)
-        return self._made(ids, growing, seconds, tail.nbytes, reading)
+        return self._made(ids, growing, seconds, tail.nbytes, reading.policy, store.pairs_read)
 
     def _answer_by_steps(
         self, ids: list[int], growing: Growing, limit: int, sampling: Sampling | None, stream: Callable[[str], None]
@@ -132,10 +132,16 @@ class Session:
         took = decoder.answer(ids, growing, limit, stream)
         self._decoder = wanted, decoder
         seconds = took.first_token_seconds, took.token_seconds
-        return self._made(ids, growing, seconds, took.tail_bytes, self.reading)
+        return self._made(ids, growing, seconds, took.tail_bytes, self.reading.policy, self.reading.pairs_read())
 
     def _made(
-        self, ids: list[int], growing: Growing, seconds: tuple[float, float | None], tail_bytes: int, reading: Reading
+        self,
+        ids: list[int],
+        growing: Growing,
+        seconds: tuple[float, float | None],
+        tail_bytes: int,
+        policy: str,
+        pairs: float,
     ) -> Answer:
         return Answer(
             text=growing.text,
@@ -146,8 +152,8 @@ class Session:
             first_token_seconds=seconds[0],
             token_seconds=seconds[1],
             kv_bytes=self.archive_nbytes + tail_bytes,
-            policy=reading.policy,
-            pairs_read=None if seconds[1] is None else reading.pairs_read(),
+            policy=policy,
+            pairs_read=None if seconds[1] is None else pairs,
         )
 
     def room(self, tokens: int, measure: str = "", history: int = 0) -> int:
