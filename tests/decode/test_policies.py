@@ -239,10 +239,10 @@ def test_hsa_on_bounds_in_8_bits_equals_the_formula_on_them():
     torch.manual_seed(8)
     layer, q = ragged([200]), torch.randn(1, 1, 2, 16)
     rough = rounded_outward(page_layer(layer, PREFIX, 4))
-    seen, _ = scored(HSA(40), replace(layer, pages=rough), q)
+    seen, _ = scored(HSA(20), replace(layer, pages=rough), q)
     upper, lower = (bound.double() for bound in rough.head(0))
     size, qd = q[0, 0].abs().sum(0), q[0, 0].double()
-    dims = size.topk(2 * int(16 * 4 * 40 / 200)).indices  # half the bytes a bound, so twice as many
+    dims = size.topk(int(2 * 16 * 4 * 20 / 200)).indices  # half the bytes a bound, so twice as many
     bounds = torch.where(q[0, 0].sum(0)[dims, None] >= 0, upper[dims], lower[dims])
     share = qd[:, dims].abs().sum(1, keepdim=True) / qd.abs().sum(1, keepdim=True)
     want = torch.softmax(qd[:, dims] @ bounds * 0.25 / share.sqrt(), 1).mean(0)
