@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from itertools import accumulate, pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -100,3 +102,21 @@ def test_bounds_that_fall_are_refused() -> None:
 )  # fmt: skip
 def test_blocks_of_rows(rows: int, dim: int, bits: int, block: int) -> None:
     assert block_rows(rows, dim, bits) == block
+
+
+def real_lengths(tokens: int) -> list[list[int]]:
+    """Pairs of each head, layer by layer, of an archive at r = 0.3, as many as a context of `tokens` would have."""
+    archive = json.loads((Path(__file__).parent / "kept.json").read_text())
+    return [[tokens * kept // archive["context_tokens"] for kept in layer] for layer in archive["kept"]]
+
+
+@pytest.mark.parametrize("chips", [108, 132])
+@pytest.mark.parametrize("tokens", [65536, 98304])
+@pytest.mark.parametrize("row_blocks", [1, 3])
+def test_no_multiprocessor_waits_for_the_longest_head_of_a_real_archive(
+    tokens: int, row_blocks: int, chips: int
+) -> None:
+    layers = real_lengths(tokens)
+    assert max(max(layer) / sum(layer) for layer in layers) > 0.6  # one head has most of its layer
+    for lengths in layers:
+        assert plan_schedule([0, *accumulate(lengths)], chips, 2, row_blocks).balance(chips) <= 1.10
