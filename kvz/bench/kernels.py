@@ -87,24 +87,31 @@ def compile_all(jobs: int = 1) -> list[Row]:
 
 
 def markdown(rows: Iterable[Row]) -> list[str]:
-    """A table for each chip."""
-    rows = list(rows)
-    lines = [f"Triton {version('triton')}. Registers are a thread's, shared memory a program's: {_limits()}."]
-    for chip, name in CHIPS.items():
-        lines += [
-            "",
-            f"{name}:",
-            "",
-            "| kernel | configuration | registers | shared, KiB | spilled, bytes | widest load, bits | tensor cores |",
-            "|---|---|--:|--:|--:|--:|---|",
-        ]
-        lines += [
-            f"| {row.kernel} | {row.configuration} | {row.registers} | {row.shared / 1024:.1f} | {row.spilled} "
-            f"| {row.wide} | {'yes' if row.tensor_cores else 'no'} |"
-            for row in rows
-            if row.chip == chip
-        ]
-    return lines
+    """A table, a row for each launch; what differs is given as that of one chip / that of the other."""
+    of_launch: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        of_launch.setdefault((row.kernel, row.configuration), []).append(row)
+    chips = " / ".join(CHIPS.values())
+    return [
+        f"Triton {version('triton')}; {chips}. Registers are a thread's, shared memory a program's: {_limits()}.",
+        "",
+        "| kernel | configuration | registers | shared, KiB | spilled, bytes | widest load, bits | tensor cores |",
+        "|---|---|--:|--:|--:|--:|---|",
+        *(_line(kernel, configured, own) for (kernel, configured), own in of_launch.items()),
+    ]
+
+
+def _line(kernel: str, configured: str, rows: list[Row]) -> str:
+    cells = [
+        (row.registers, f"{row.shared / 1024:.1f}", row.spilled, row.wide, "yes" if row.tensor_cores else "no")
+        for row in rows
+    ]
+    return f"| {kernel} | {configured} | " + " | ".join(_each(column) for column in zip(*cells, strict=True)) + " |"
+
+
+def _each(values: Iterable[object]) -> str:
+    """A value for each chip, once if they are the same."""
+    return " / ".join(dict.fromkeys(str(value) for value in values))
 
 
 def _limits() -> str:

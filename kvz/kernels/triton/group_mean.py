@@ -134,4 +134,13 @@ def launches() -> Iterator[Launch]:
     for group in (1, 4, 7, 8):
         constants = {"G": group, "P": padded_group(group), "BLOCK": config.block, "PARTS": config.parts}
         aligned = frozenset({*floats, "counts", "most"})
-        yield Launch(f"group_mean g{group}", _group_mean, arguments, constants, config.warps, config.stages, aligned)
+        yield Launch(
+            f"group_mean g{group}",
+            _group_mean,
+            arguments,
+            constants,
+            config.warps,
+            config.stages,
+            aligned,
+            products=False,
+        )

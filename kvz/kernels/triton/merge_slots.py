@@ -140,4 +140,5 @@ def launches() -> Iterator[Launch]:
                 chosen.warps,
                 chosen.stages,
                 frozenset(("outs", "lses", "head_slots", "out", "out_lse", "out_b", "out_n", "out_h")),
+                products=False,
             )

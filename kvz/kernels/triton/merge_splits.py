@@ -89,4 +89,4 @@ def launches() -> Iterator[Launch]:
             name = f"merge_splits d{dim} {dtype}".replace("torch.", "")
             typed = {**arguments, "out": pointer(dtype)}
             aligned = frozenset({"outs", "lses", "out"})
-            yield Launch(name, _merge_splits, typed, constants, config.warps, config.stages, aligned)
+            yield Launch(name, _merge_splits, typed, constants, config.warps, config.stages, aligned, products=False)

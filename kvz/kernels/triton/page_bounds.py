@@ -124,4 +124,4 @@ def launches() -> Iterator[Launch]:
             constants = {"D": dim, "BLOCK_D": config.dims, "PAGES": config.pages}
             name = f"page_bounds d{dim} {dtype}".replace("torch.", "")
             aligned = frozenset({"keys", "offsets", "starts", "extremes"})
-            yield Launch(name, _page_bounds, arguments, constants, config.warps, config.stages, aligned)
+            yield Launch(name, _page_bounds, arguments, constants, config.warps, config.stages, aligned, products=False)

@@ -191,4 +191,4 @@ def launches() -> Iterator[Launch]:
             "ALIGN": ALIGNED,
         }
         name = f"plane_scores g{group}"
-        yield Launch(name, _plane_logits, arguments, constants, config.warps, config.stages, aligned)
+        yield Launch(name, _plane_logits, arguments, constants, config.warps, config.stages, aligned, wide=False)

@@ -194,4 +194,6 @@ def _launch(dim: int, dtype: torch.dtype, products: torch.dtype, group: int, bit
     }
     name = f"query_rows d{dim} {dtype} bits{bits} grid{int(grid)}".replace("torch.", "")
     aligned = frozenset(arguments) - {"scale", "heads"}
-    return Launch(name, _query_rows, arguments, constants, config.warps, config.stages, aligned)
+    return Launch(
+        name, _query_rows, arguments, constants, config.warps, config.stages, aligned, products=False, wide=False
+    )

@@ -125,4 +125,13 @@ def launches() -> Iterator[Launch]:
     for units in (2048, 30000):
         config = configuration(units)
         constants = {"BLOCK": config.block}
-        yield Launch(f"select_top u{units}", _select_top, arguments, constants, config.warps, config.stages, aligned)
+        yield Launch(
+            f"select_top u{units}",
+            _select_top,
+            arguments,
+            constants,
+            config.warps,
+            config.stages,
+            aligned,
+            products=False,
+        )
