@@ -19,9 +19,10 @@ def upload(cache: RaggedCache, device: torch.device) -> RaggedCache:
     """The same cache on `device`, layer by layer; where that is no GPU, or the pairs are on one, as torch does it."""
     if device.type != "cuda" or cache.layers[0].keys.is_cuda:
         return cache.to(device)
-    uploader = Uploader(device)
-    layers = tuple(_moved(layer, uploader) for layer in cache.layers)
-    uploader.wait()
+    with torch.cuda.device(device):
+        uploader = Uploader(device)
+        layers = tuple(_moved(layer, uploader) for layer in cache.layers)
+        uploader.wait()
     return RaggedCache(layers, cache.logical_length)
 
 
@@ -86,7 +87,7 @@ class Uploader:
     def _mark(self) -> None:
         if self._device.type == "cuda":
             event = torch.cuda.Event()
-            event.record()
+            event.record(torch.cuda.current_stream(self._device))
             self._copied[self._turn] = event
 
     def _stage(self, nbytes: int) -> Tensor:

@@ -14,9 +14,11 @@ from typing import TypeVar
 
 import torch
 
-from kvz.cache.slots import TailSlots
-from kvz.decode.batch_store import BatchStore
+from kvz.cache.tail import Tail
+from kvz.decode.archive_store import ArchiveStore, pairs_read
+from kvz.decode.batch_slots import batch_slots
 from kvz.decode.decoding import Reading
+from kvz.decode.questions_store import QuestionsStore
 from kvz.decode.run import Answer, Growing, Run
 from kvz.decode.sampling import Sampling
 from kvz.decode.session import Session
@@ -26,7 +28,6 @@ from kvz.memory import free_bytes
 __all__ = ["ask_batch", "automatic_size", "check_size"]
 
 _MOST = 16  # slots that are worth it: beyond, a step costs as much more as it does more
-_CAPACITY = 256  # tokens of a slot to begin with; slots grow
 _PASS = 1024  # tokens of questions that are read together
 Key = TypeVar("Key")
 
@@ -101,14 +102,13 @@ class _Batch:
     def __init__(
         self, session: Session, reading: Reading, size: int, max_new_tokens: int, sampling: Sampling | None
     ) -> None:
-        model = session.model
         self._reading = reading
         self.slots: list[_Slot] = []
         self._session = session
         self._max_new_tokens = max_new_tokens
         self._sampling = sampling
-        self._tails = TailSlots(model.geometry.shapes, size, _CAPACITY, model.dtype, model.device)
-        self._store = BatchStore(session.cache, self._tails, reading)
+        self._readers = reading.readers()
+        self._tails = batch_slots(session.model, reading, self._readers[1], size, sampling)
 
     def enter(self, questions: Sequence[tuple[int, str]]) -> dict[int, Answer | QuestionError]:
         """Read numbered questions into the next slots, in one pass if they are not long; what that completes."""
@@ -135,12 +135,12 @@ class _Batch:
         tails = [self._tails.open(room) for room in rooms]
         lengths = [len(ids) for _, ids in asked]
         if len(asked) == 1:
-            store = self._store.questions(tails, lengths)
+            store = self._questions(tails, lengths)
             logits = Run(session.model, store, tails[0], start).feed(asked[0][1])[None]
         else:
             ids = torch.tensor([i for _, own in asked for i in own])
             positions = torch.cat([torch.arange(start, start + n) for n in lengths])
-            store = self._store.questions(tails, lengths)
+            store = self._questions(tails, lengths)
             logits = session.model.logits_at(ids, positions, store, torch.tensor(lengths).cumsum(0) - 1)
             for tail, length in zip(tails, lengths, strict=True):
                 tail.advance(length)
@@ -149,17 +149,18 @@ class _Batch:
             slot.first = time.perf_counter()
             self.slots.append(slot)
 
+    def _questions(self, tails: Sequence[Tail], lengths: Sequence[int]) -> QuestionsStore:
+        """The pair store of questions laid end to end, of so many tokens, into a tail each."""
+        cache, question = self._session.cache, self._readers[0]
+        return QuestionsStore([ArchiveStore(cache, tail, *self._readers) for tail in tails], lengths, question)
+
     def step(self) -> dict[int, Answer | QuestionError]:
         """One token more for every slot; the answers that this completes."""
         if not self.slots:
             return {}
-        lengths = torch.tensor(self._tails.lengths)
-        ids = torch.tensor([slot.growing.ids[-1] for slot in self.slots])
-        logits = self._session.model.step(ids, self._session.cache.logical_length + lengths, self._store)
-        self._tails.advance()
-        for slot, row in zip(self.slots, logits, strict=True):
+        self._tails.grow([slot.growing for slot in self.slots])
+        for slot in self.slots:
             slot.steps += 1
-            slot.growing.take(row)
         return self._complete()
 
     def _complete(self) -> dict[int, Answer | QuestionError]:
@@ -186,7 +187,7 @@ class _Batch:
             token_seconds=(now - slot.first) / slot.steps if slot.steps else None,
             kv_bytes=session.archive_nbytes + nbytes,
             policy=self._reading.policy,
-            pairs_read=self._store.pairs_read if slot.steps else None,
+            pairs_read=pairs_read(session.cache, self._readers[1]) if slot.steps else None,
         )
 
 

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
 from kvz.cache.ragged import RaggedCache
 from kvz.cache.slots import TailSlots
-from kvz.cache.tail import Tail
-from kvz.decode.archive_store import ArchiveStore, pairs_read
 from kvz.decode.beside import Beside, Part
-from kvz.decode.decoding import Reading
-from kvz.decode.questions_store import QuestionsStore
+from kvz.decode.policies.dense import ArchiveReader
 from kvz.kernels.attention import attention
 from kvz.kernels.merge import merge_parts
 from kvz.kernels.tails import Tails
@@ -22,22 +17,12 @@ __all__ = ["BatchStore"]
 
 
 class BatchStore:
-    """A pair store for B questions: row b attends the archive as `reading` says, and row b of the tails."""
+    """A pair store for B questions: row b attends the archive by the reader `tokens`, and row b of the tails."""
 
-    def __init__(self, cache: RaggedCache, tails: TailSlots, reading: Reading) -> None:
+    def __init__(self, cache: RaggedCache, tails: TailSlots, tokens: ArchiveReader) -> None:
         self._cache = cache
         self._tails = tails
-        self._question, self._tokens = reading.readers()
-
-    @property
-    def pairs_read(self) -> float:
-        """Pairs that each row reads of the archive in a step."""
-        return pairs_read(self._cache, self._tokens)
-
-    def questions(self, tails: Sequence[Tail], lengths: Sequence[int]) -> QuestionsStore:
-        """The pair store that questions of so many tokens are read with, into a tail each."""
-        stores = [ArchiveStore(self._cache, tail, self._question, self._tokens) for tail in tails]
-        return QuestionsStore(stores, lengths, self._question)
+        self._tokens = tokens
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """Attention of one new token a row: `query [B,Hq,1,D]`, `key, value [B,H,1,D]`, -> `[B,1,Hq,D]`."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kvz.errors import DecodeError, UsageError
 
-__all__ = ["NOT_A_NUMBER", "DeviceSampler", "Sampler", "Sampling", "not_numbers"]
+__all__ = ["NOT_A_NUMBER", "DeviceSampler", "Sampler", "Sampling", "checked", "not_numbers"]
 
 NOT_A_NUMBER = -1
 """What a `DeviceSampler` chooses from logits that are not numbers."""
@@ -77,12 +77,12 @@ class DeviceSampler:
         self._sampling = sampling
         self.generator = torch.Generator(device)
         self.generator.seed()
-        self.restart()
+        self.restart(sampling.seed)
 
-    def restart(self) -> None:
-        """Draw anew from the seed, if there is one: before every question, so that none depends on those before."""
-        if self._sampling.seed is not None:
-            self.generator.manual_seed(self._sampling.seed)
+    def restart(self, seed: int | None) -> None:
+        """Draw anew from a seed, if there is one: before every question, so that none depends on those before."""
+        if seed is not None:
+            self.generator.manual_seed(seed)
 
     def choose(self, logits: Tensor) -> Tensor:
         """The next tokens' ids `[B]` for `logits [B,vocabulary]` float32; NOT_A_NUMBER for those that are none."""
@@ -95,6 +95,13 @@ class DeviceSampler:
             noise = torch.empty_like(kept).exponential_(generator=self.generator)
             best = (torch.softmax(kept, -1) / noise).argmax(-1)
         return torch.where(torch.isnan(largest), NOT_A_NUMBER, best)
+
+
+def checked(token: int) -> int:
+    """A token that a `DeviceSampler` chose; raises DecodeError where its logits were NaN."""
+    if token == NOT_A_NUMBER:
+        raise not_numbers()
+    return token
 
 
 def not_numbers() -> DecodeError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from kvz.cache.ragged import RaggedCache
 from kvz.cache.tail import Tail
@@ -32,7 +33,7 @@ class Session:
         self.prefix = prefix
         self.reading = self.read(decoding or Decoding())
         self._tail: Tail | None = None
-        self._decoder: tuple[tuple[Reading, Sampling | None], StepDecoder] | None = None
+        self._decoder: tuple[tuple[Reading, Sampling], StepDecoder] | None = None
 
     @property
     def archive_nbytes(self) -> int:
@@ -125,11 +126,12 @@ class Session:
     ) -> Answer:
         """The same by steps that do not wait for the host; the decoder is taken out while it is in use."""
         kept, self._decoder = self._decoder, None
-        wanted = (self.reading, sampling)
+        settings = sampling or Sampling()
+        wanted = (self.reading, replace(settings, seed=None))
         decoder = kept[1] if kept is not None and kept[0] == wanted else None
         del kept  # freed before another one is made
-        decoder = decoder or StepDecoder(self.model, self.reading, sampling)
-        took = decoder.answer(ids, growing, limit, stream)
+        decoder = decoder or StepDecoder(self.model, *wanted)
+        took = decoder.answer(ids, growing, limit, stream, settings.seed)
         self._decoder = wanted, decoder
         seconds = took.first_token_seconds, took.token_seconds
         return self._made(ids, growing, seconds, took.tail_bytes, self.reading.policy, self.reading.pairs_read())

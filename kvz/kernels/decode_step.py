@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import torch
@@ -65,4 +64,9 @@ def _compiles(tensor: Tensor) -> bool:
 
 @cache
 def _has_numba() -> bool:
-    return find_spec("numba") is not None
+    """Whether numba is here and works: it refuses a numpy that is too new for it."""
+    try:
+        import numba  # noqa: F401
+    except ImportError:
+        return False
+    return True

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-__all__ = ["takes_triton"]
+__all__ = ["has_triton", "takes_triton"]
 
 _HEAD_DIMS = (16, 256)
 
@@ -18,10 +18,14 @@ def takes_triton(tensor: Tensor) -> bool:
 
     Everything else has the plain torch forms.
     """
-    if not tensor.is_cuda or tensor.dtype not in (torch.float16, torch.bfloat16):
-        return False
     smallest, largest = _HEAD_DIMS
-    return smallest <= tensor.shape[-1] <= largest and _serves(tensor.device.index)
+    sixteen_bits = tensor.dtype in (torch.float16, torch.bfloat16)
+    return sixteen_bits and smallest <= tensor.shape[-1] <= largest and has_triton(tensor)
+
+
+def has_triton(tensor: Tensor) -> bool:
+    """Whether a tensor, of any dtype and shape, is on such a GPU."""
+    return tensor.is_cuda and _serves(tensor.device.index)
 
 
 @cache

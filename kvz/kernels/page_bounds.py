@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import torch
+
 from kvz.cache.pages import PagedLayer, page_layer
 from kvz.cache.ragged import RaggedLayer
+from kvz.kernels.device import takes_triton
 
 __all__ = ["page_bounds", "plain_page_bounds"]
 
@@ -13,10 +16,11 @@ def page_bounds(layer: RaggedLayer, prefix: int, size: int) -> PagedLayer:
 
     Done once for an archive. By Triton for CUDA tensors, by torch otherwise; the bounds are equal.
     """
-    if layer.keys.is_cuda:
+    if takes_triton(layer.keys):
         from kvz.kernels.triton.page_bounds import launch_page_bounds
 
-        return launch_page_bounds(layer, prefix, size)
+        with torch.cuda.device_of(layer.keys):
+            return launch_page_bounds(layer, prefix, size)
     return plain_page_bounds(layer, prefix, size)
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from kvz.cache.pages import PagedLayer
+from kvz.kernels.device import takes_triton
 from kvz.kernels.group_mean import plain_group_mean
 from kvz.kernels.score_space import ALIGNED, ScoreSpace, padded_to
 
@@ -66,10 +67,11 @@ def page_scores(query: Tensor, index: PageIndex, scale: float, space: ScoreSpace
     logit. Nothing waits for the device. By Triton for CUDA tensors, by torch otherwise. Raises ValueError where `space`
     is too small.
     """
-    if query.is_cuda:
+    if takes_triton(query):
         from kvz.kernels.triton.page_scores import launch_page_scores
 
-        return launch_page_scores(query, index, scale, space)
+        with torch.cuda.device_of(query):
+            return launch_page_scores(query, index, scale, space)
     return plain_page_scores(query, index, scale, space)
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from kvz.cache.bit_planes import BitPlanes
+from kvz.kernels.device import takes_triton
 from kvz.kernels.group_mean import plain_group_mean
 from kvz.kernels.score_space import ALIGNED, ScoreSpace, padded_to
 
@@ -61,10 +62,11 @@ def plane_scores(query: Tensor, index: PlaneIndex, scale: float, space: ScoreSpa
     Tokens that do not exist have score zero and any logit. Nothing waits for the device. By Triton for CUDA tensors,
     by torch otherwise. Raises ValueError where `space` is too small.
     """
-    if query.is_cuda:
+    if takes_triton(query):
         from kvz.kernels.triton.plane_scores import launch_plane_scores
 
-        return launch_plane_scores(query, index, scale, space)
+        with torch.cuda.device_of(query):
+            return launch_plane_scores(query, index, scale, space)
     return plain_plane_scores(query, index, scale, space)
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from kvz.kernels.attention import attention
 from kvz.kernels.decode_plan import DecodePlan, TailPairs
+from kvz.kernels.device import takes_triton
 from kvz.kernels.ragged_attention import plan_ragged, ragged_attention_with_lse
 
 __all__ = ["plain_ragged_decode", "ragged_decode"]
@@ -25,10 +26,11 @@ def ragged_decode(
     Returns the output `[B,n,Hq,D]` in the query's dtype and the natural log-sum-exp `[B,n,Hq]` float32; a row that sees
     no pair at all has zeros and -inf. Strides may be any, but 1 in the last dimension.
     """
-    if query.device.type == "cuda" and query.dtype in (torch.float16, torch.bfloat16):
+    if takes_triton(query):
         from kvz.kernels.triton.ragged_attention import triton_ragged_decode  # where Triton is
 
-        return triton_ragged_decode(query, plan, scale, tail)
+        with torch.cuda.device_of(query):
+            return triton_ragged_decode(query, plan, scale, tail)
     return plain_ragged_decode(query, plan, scale, tail)
 
 

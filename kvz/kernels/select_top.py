@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kvz.kernels.device import has_triton
+
 __all__ = ["plain_select_top", "select_top"]
 
 
@@ -14,10 +16,11 @@ def select_top(scores: Tensor, counts: Tensor, takes: Tensor, out: Tensor) -> Te
     `counts, takes [H]` int32; no more than K or counts[h] are taken. A head's indices come first, in any order, then
     -1. Which of equal scores are taken is not said. Nothing waits for the device. By Triton for CUDA tensors.
     """
-    if scores.is_cuda:
+    if has_triton(scores):
         from kvz.kernels.triton.select_top import launch_select_top
 
-        return launch_select_top(scores, counts, takes, out)
+        with torch.cuda.device_of(scores):
+            return launch_select_top(scores, counts, takes, out)
     return plain_select_top(scores, counts, takes, out)
 
 

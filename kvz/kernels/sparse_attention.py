@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kvz.cache.ragged import RaggedLayer
 from kvz.kernels.attention import attention
+from kvz.kernels.device import takes_triton
 
 __all__ = ["ChoosableLayer", "SparseSpace", "plain_sparse_attention", "sparse_attention"]
 
@@ -84,10 +85,11 @@ def sparse_attention(
     that are not negative. `tail` are the questions' own keys and values `[B,H,capacity,D]`, of which `past [B]` int32
     exist. A row that sees nothing is zero. Nothing waits for the device. By Triton for CUDA tensors.
     """
-    if query.is_cuda:
+    if takes_triton(query):
         from kvz.kernels.triton.sparse_attention import launch_sparse_attention
 
-        return launch_sparse_attention(query, layer, units, tail, past, scale, space, out)
+        with torch.cuda.device_of(query):
+            return launch_sparse_attention(query, layer, units, tail, past, scale, space, out)
     return plain_sparse_attention(query, layer, units, tail, past, scale, space, out)
 
 

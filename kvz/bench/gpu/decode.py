@@ -38,12 +38,17 @@ class _Case:
 def decode_rows(
     geometry: ModelGeometry, lengths: list[int], questions: int, dtype: torch.dtype, device: torch.device
 ) -> Iterator[dict[str, Any]]:
-    """A row for each length and way as it is measured; ratios are to the GQA-aware full cache of that length."""
+    """A row for each length and way as it is measured.
+
+    `times_full` is how many times the tokens a second of the GQA-aware full cache, which has one question, `times_one`
+    how many times those of the same way with one question.
+    """
     model = random_model(geometry, dtype, device)
     weights = sum(p.numel() * p.element_size() for p in model.network.parameters())
     for tokens in lengths:
         archive = random_archive(geometry, tokens, 0.3, _PREFIX, dtype, device)
         full: float | None = None
+        alone: dict[str, float] = {}
         for case in _cases(geometry, archive, tokens, questions, dtype, device):
             row: dict[str, Any] = {"model": geometry.name, "tokens": tokens, "way": case.name, "batch": case.batch}
             try:
@@ -53,6 +58,7 @@ def decode_rows(
             if "ms" in row:
                 full = full or row["ms"]
                 row["times_full"] = full * case.batch / row["ms"]
+                row["times_one"] = alone.setdefault(case.name, row["ms"]) * case.batch / row["ms"]
             yield row
 
 
@@ -87,7 +93,6 @@ def _measured(
         torch.cuda.reset_peak_memory_stats()
     graph.step()
     elapsed = median_ms(graph.step, model.device)
-    graph.rest()
     row = {"ms": elapsed, "step_bytes": weights + case.pair_bytes, "no_synchronisation": _unasked(graph)}
     if model.device.type == "cuda":
         row["peak_bytes"] = torch.cuda.max_memory_allocated()

@@ -1,4 +1,4 @@
-"""Where the time before the second token goes: a stacked bar for each method, a panel for each length."""
+"""Where the time up to the first token goes: a stacked bar for each method, a panel for each length."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from kvz.errors import UsageError
 
 __all__ = ["Row", "bad_data", "read_json", "read_rows"]
 
-_HUB_ID = re.compile(r"(?P<id>[\w.-]+/[\w.-]+)(?::(?P<config>[\w.-]+))?")
+_HUB_ID = re.compile(r"(?P<id>[\w.-]+/[\w.-]+(?<!\.json)(?<!\.jsonl))(?::(?P<config>[\w.-]+))?")  # no file's name
 _SPLITS = ("test", "validation")
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from kvz.decode.decoding import Reading
 from kvz.decode.run import Growing, Run
-from kvz.decode.sampling import DeviceSampler, Sampling, not_numbers
+from kvz.decode.sampling import DeviceSampler, Sampling, checked
 from kvz.decode.step.graph import LATE, WARM_UPS, StepGraph
 from kvz.decode.step.reader import StepRoom
 from kvz.decode.step.state import StepState
@@ -32,34 +32,43 @@ class StepDecoder:
     """Answers one question at a time; a graph serves all questions whose tails fit into it."""
 
     def __init__(self, model: LanguageModel, reading: Reading, sampling: Sampling | None = None) -> None:
-        """`reading` must have `steps`."""
+        """`reading` must have `steps`. The seed of `sampling` is of no matter here: it is given with each question."""
         self._model = model
         self._reading = reading
         self._sampler = DeviceSampler(sampling or Sampling(), model.device)
         self._graph: StepGraph | None = None
 
-    def answer(self, ids: list[int], growing: Growing, limit: int, stream: Callable[[str], None]) -> Stepped:
+    def answer(
+        self, ids: list[int], growing: Growing, limit: int, stream: Callable[[str], None], seed: int | None = None
+    ) -> Stepped:
         """Let an answer of at most `limit` tokens grow to its end. Raises DecodeError for logits that are NaN."""
-        began = time.perf_counter()
         graph = self._graph_for(len(ids) + limit)
+        began = time.perf_counter()
         start = self._reading.cache.logical_length
         tail = graph.state.row(0)
         stream(growing.take(Run(self._model, self._reading.store(tail), tail, start).feed(ids)))
         first = time.perf_counter()
-        self._sampler.restart()
-        graph.state.begin(growing.ids[-1:], [tail.length], start)
-        steps = 0
-        while growing.stop is None and steps < limit - 1:
-            steps += 1
-            if (tokens := graph.step()) is not None:
-                stream(_taken(growing, tokens[0]))
-        for tokens in graph.rest():
-            if growing.stop is None:
-                stream(_taken(growing, tokens[0]))
-        fed = min(steps, len(growing.ids))
+        if growing.stop is not None:
+            return Stepped(first - began, None, tail.nbytes)
+        self._sampler.restart(seed)
+        graph.begin(growing.ids[-1:], [tail.length], start)
+        fed = self._grow(graph, growing, limit - 1, stream)
         tail.advance(fed)
-        seconds = (time.perf_counter() - first) / steps if steps else None
-        return Stepped(first - began, seconds, tail.nbytes)
+        return Stepped(first - began, (time.perf_counter() - first) / fed, tail.nbytes)
+
+    def _grow(self, graph: StepGraph, growing: Growing, most: int, stream: Callable[[str], None]) -> int:
+        """Let the answer take tokens to its end, in at most `most` steps; how many it took. The rest is dropped."""
+        launched, taken = 0, 0
+        while growing.stop is None:
+            if launched < most:
+                launched += 1
+                tokens = graph.step()
+            else:
+                tokens = graph.oldest()
+            if tokens is not None:
+                taken += 1
+                stream(growing.accept(checked(tokens[0])))
+        return taken
 
     def _graph_for(self, tokens: int) -> StepGraph:
         """A graph whose tails hold `tokens`, and the steps that run before a recording and after an end."""
@@ -77,9 +86,3 @@ class StepDecoder:
         assert reading.steps is not None
         reader = reading.steps(StepRoom(1, group, capacity, model.dtype))
         return StepGraph(model, reading.cache, reader, state, self._sampler)
-
-
-def _taken(growing: Growing, token: int) -> str:
-    if token < 0:
-        raise not_numbers()
-    return growing.accept(token)

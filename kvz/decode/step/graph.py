@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -43,30 +44,43 @@ class StepGraph:
     def __init__(
         self, model: Stepping, cache: RaggedCache, reader: StepReader, state: StepState, sampler: DeviceSampler
     ) -> None:
+        """On a GPU the step is recorded here, which runs it a few times: before any question is in the state."""
         self.state = state
         self._model = model
         self._store = StepStore(cache, state, reader)
         self._sampler = sampler
-        self._graph: torch.cuda.CUDAGraph | None = None
         self._sent: deque[tuple[Tensor, torch.cuda.Event | None]] = deque()
-        self._late = LATE if model.device.type == "cuda" else 0
-        self._host = [self._room() for _ in range(self._late + 1)]
+        self._on_gpu = model.device.type == "cuda"
+        self._late = LATE if self._on_gpu else 0
+        self._host = [torch.zeros(state.batch, dtype=torch.int64, pin_memory=self._on_gpu) for _ in range(LATE + 1)]
         self._count = 0
+        self._graph: torch.cuda.CUDAGraph | None = None
+        if self._on_gpu:
+            with torch.cuda.device(model.device):
+                self._graph = self._recorded()
+
+    def begin(self, ids: Sequence[int], lengths: Sequence[int], start: int) -> None:
+        """Go on after questions of so many tokens, whose first has position `start`, with the answers' first tokens."""
+        self._sent.clear()
+        self.state.begin(ids, lengths, start)
 
     def step(self) -> list[int] | None:
-        """One step. Returns the tokens `[B]` of `LATE` steps before on a GPU, of this one elsewhere; None at first."""
-        if self._model.device.type == "cuda" and self._graph is None:
-            self._capture()
-        if self._graph is None:
-            self.run_eagerly()
-        else:
-            self._graph.replay()
+        """One step. Returns the tokens `[B]` of `LATE` steps before on a GPU, of this one elsewhere; None at first.
+
+        NOT_A_NUMBER stands for a token whose logits were NaN.
+        """
+        self._launch()
         self._send()
         return self._arrived() if len(self._sent) > self._late else None
 
-    def rest(self) -> list[list[int]]:
-        """The tokens that are still on their way, step by step."""
-        return [self._arrived() for _ in range(len(self._sent))]
+    def step_now(self) -> list[int]:
+        """One step, and its tokens `[B]` as soon as they are there: for those who have to look at each."""
+        self._launch()
+        return [int(i) for i in self.state.chosen.tolist()]
+
+    def oldest(self) -> list[int]:
+        """The tokens that have been on their way for longest; there must be some."""
+        return self._arrived()
 
     @torch.inference_mode()
     def run_eagerly(self) -> None:
@@ -75,13 +89,16 @@ class StepGraph:
         logits = self._model.step(state.ids, state.positions, self._store)
         state.advance(self._sampler.choose(logits))
 
+    @torch.inference_mode()  # as recording is: a generator's own tensors are filled in at every replay
+    def _launch(self) -> None:
+        if self._graph is None:
+            self.run_eagerly()
+        else:
+            with torch.cuda.device(self._model.device):
+                self._graph.replay()
+
     @torch.inference_mode()
-    def _capture(self) -> None:
-        """Run a few steps beforehand, and record one. What they change in the state is put back."""
-        state = self.state
-        changing = (state.ids, state.positions, state.past, state.seen)
-        before = [t.clone() for t in changing]
-        noise = self._sampler.generator.get_state()
+    def _recorded(self) -> torch.cuda.CUDAGraph:
         aside = torch.cuda.Stream()
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
@@ -90,22 +107,20 @@ class StepGraph:
         torch.cuda.current_stream().wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(self._sampler.generator)
-        for tensor, value in zip(changing, before, strict=True):
-            tensor.copy_(value)
-        with torch.cuda.graph(graph):
+        # Other threads may use the GPU meanwhile.
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             self.run_eagerly()
-        self._sampler.generator.set_state(noise)
-        self._graph = graph
+        return graph
 
     def _send(self) -> None:
         """Start the new tokens' way to the host."""
         room = self._host[self._count % len(self._host)]
         self._count += 1
-        room.copy_(self.state.ids, non_blocking=True)
+        room.copy_(self.state.chosen, non_blocking=self._on_gpu)
         event = None
-        if self._late:
+        if self._on_gpu:
             event = torch.cuda.Event()
-            event.record()
+            event.record(torch.cuda.current_stream(self._model.device))
         self._sent.append((room, event))
 
     def _arrived(self) -> list[int]:
@@ -113,7 +128,3 @@ class StepGraph:
         if event is not None:
             event.synchronize()
         return [int(i) for i in room.tolist()]
-
-    def _room(self) -> Tensor:
-        pinned = self._model.device.type == "cuda"
-        return torch.zeros(self.state.batch, dtype=torch.int64, pin_memory=pinned)

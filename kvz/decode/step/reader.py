@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Protocol
 
 import torch
@@ -83,8 +84,10 @@ class SparseStep:
         """`selector` must have been prepared, and be one that chooses by an index: see `can_step`."""
         self._room = room
         self._layers: dict[int, _Choice] = {}
+        self._dense = DenseStep(cache, room)
         for index, layer in enumerate(cache.layers):
-            if layer.window is None:
+            longest = max(last - first for first, last in pairwise(layer.bounds))
+            if layer.window is None and longest > prefix + selector.budget:
                 self._layers[index] = self._choice(layer, prefix, *_INDEXES[type(selector)](selector, index, room))
 
     def _choice(
@@ -99,8 +102,10 @@ class SparseStep:
         return _Choice(score, counts, choosable, choosable.units(room.batch), space, out)
 
     def attend(self, layer: int, query: Tensor, scale: float, tail: TailPairs, seen: Tensor) -> Tensor:
-        """Attention over what is chosen."""
-        held = self._layers[layer]
+        """Attention over what is chosen; over everything in layers that the budget covers."""
+        held = self._layers.get(layer)
+        if held is None:
+            return self._dense.attend(layer, query, scale, tail, seen)
         grouped = query.reshape(query.shape[0], -1, self._room.group, query.shape[3])
         scores = held.score(grouped, scale)
         units = select_top(scores, held.counts, held.layer.takes, held.units)

@@ -17,13 +17,15 @@ __all__ = ["StepState"]
 
 @dataclass(frozen=True, eq=False)
 class StepState:
-    """B questions. `ids [B]` are the tokens that the next step feeds, at `positions [B]`; both int64.
+    """B questions. `ids [B]` are the tokens that the next step feeds, at `positions [B]`; both int64. `chosen [B]` are
+    those that the last step chose: the same but where logits were NaN.
 
     `past [B]` int32 are the tokens in each tail, `seen [B]` int32 one more: what the new token sees of it.
     `keys, values` are the tails of each layer, `[B,H,capacity,D]`. All are written in place, and never replaced.
     """
 
     ids: Tensor
+    chosen: Tensor
     positions: Tensor
     past: Tensor
     seen: Tensor
@@ -38,9 +40,9 @@ class StepState:
         sizes = [(batch, shape.kv_heads, capacity, shape.head_dim) for shape in shapes]
         # Zeros: what is not yet written takes part in plain products, with weight zero, and must hold numbers.
         keys, values = (tuple(torch.zeros(s, dtype=dtype, device=device) for s in sizes) for _ in range(2))
-        ids, positions = (torch.zeros(batch, dtype=torch.int64, device=device) for _ in range(2))
+        ids, chosen, positions = (torch.zeros(batch, dtype=torch.int64, device=device) for _ in range(3))
         past, seen = (torch.zeros(batch, dtype=torch.int32, device=device) for _ in range(2))
-        return cls(ids, positions, past, seen, keys, values)
+        return cls(ids, chosen, positions, past, seen, keys, values)
 
     @property
     def capacity(self) -> int:
@@ -75,7 +77,8 @@ class StepState:
         return TailPairs(keys, values, self.past)
 
     def advance(self, ids: Tensor) -> None:
-        """Make the new tokens count; `ids [B]` are fed next."""
-        self.ids.copy_(ids)
+        """Make the new tokens count; `ids [B]` are fed next. NOT_A_NUMBER, which no model takes, is fed as token 0."""
+        self.chosen.copy_(ids)
+        self.ids.copy_(ids.clamp_min(0))
         for counter in (self.positions, self.past, self.seen):
             counter.add_(1)

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numba
 import torch
 
+from kvz.models.cache_folder import cache_folder
+
 __all__ = ["Kernel", "compiled", "part"]
 
 Function = Callable[..., Any]
+
+_RUNNING = threading.Lock()  # one of numba's thread pools may not be entered twice
 
 
 def part(function: Function) -> Function:
@@ -26,22 +33,50 @@ def compiled(function: Function) -> Kernel:
 
 
 class Kernel:
-    """A compiled function whose machine code is kept on disk; without a place for it, it is compiled every time."""
+    """A function that is compiled when it is first called.
+
+    Its machine code is kept in kvz's cache folder, apart for each state of the sources in this folder; without a place
+    for it, it is compiled every time.
+    """
 
     def __init__(self, function: Function) -> None:
-        self._plain: Function = numba.njit(fastmath=True, parallel=True)(function)
-        self._lock = threading.Lock()  # one of numba's thread pools may not be entered twice
-        try:
-            self._call: Function = numba.njit(fastmath=True, parallel=True, cache=True)(function)
-        except RuntimeError:  # numba found no folder that it may write to
-            self._call = self._plain
+        self._function = function
+        self._call: Function | None = None
 
     def __call__(self, *arguments: Any) -> Any:
         """Run it. Arrays must be contiguous: other ones have other types, for which it is compiled anew."""
-        with self._lock:
+        with _RUNNING:
             numba.set_num_threads(min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS))
+            if self._call is None:
+                self._call = _kept(self._function)
             try:
                 return self._call(*arguments)
-            except OSError:  # a kernel raises none: its machine code could not be written
-                self._call = self._plain
-                return self._plain(*arguments)
+            except Exception:  # kernels raise none: kept machine code cannot be read or written
+                self._call = _jit(self._function)
+                return self._call(*arguments)
+
+
+def _jit(function: Function, **options: Any) -> Function:
+    made: Function = numba.njit(fastmath=True, parallel=True, **options)(function)
+    return made
+
+
+def _kept(function: Function) -> Function:
+    """A function whose machine code is kept. numba looks at its own file alone, and not at those of its parts."""
+    before = numba.config.CACHE_DIR
+    numba.config.CACHE_DIR = str(cache_folder() / "kernels" / _sources())
+    try:
+        return _jit(function, cache=True)
+    except (RuntimeError, OSError):  # there is no folder that numba may write to
+        return _jit(function)
+    finally:
+        numba.config.CACHE_DIR = before
+
+
+def _sources() -> str:
+    """A digest of the files that kernels are made from."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        with suppress(OSError):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]

@@ -87,7 +87,7 @@ def _heaviest(weights: Any, count: int) -> Any:
         for w in range(weights.shape[1]):
             sums[w] += abs(weights[g, w])
     least = np.partition(sums, len(sums) - count)[len(sums) - count]
-    chosen = np.empty(count, np.int64)
+    chosen = np.arange(count)  # valid whatever follows: scores that are NaN compare with nothing
     found = 0
     for equal in (False, True):
         for w in range(len(sums)):

@@ -87,7 +87,7 @@ def _best(scores: Any, first: int, chosen: Any) -> int:
     equal = count - above  # of those at the edge, so many are taken
     found = 0
     for j in range(len(scores)):
-        if scores[j] > least or (scores[j] == least and equal > 0):
+        if found < count and (scores[j] > least or (scores[j] == least and equal > 0)):
             equal -= scores[j] == least
             chosen[found] = first + j
             found += 1

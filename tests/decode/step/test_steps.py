@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,13 +12,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kvz.archive import Archive
 from kvz.compression import compress
+from kvz.decode import batch
 from kvz.decode.decoding import Decoding
-from kvz.decode.run import Run
-from kvz.decode.sampling import NOT_A_NUMBER, DeviceSampler, Sampling
+from kvz.decode.run import Answer, Run
+from kvz.decode.sampling import NOT_A_NUMBER, DeviceSampler, Sampler, Sampling
 from kvz.decode.session import Session
 from kvz.decode.step.decoder import StepDecoder
 from kvz.decode.step.graph import StepGraph
 from kvz.decode.step.reader import StepRoom
+from kvz.decode.step.slots import StepSlots
 from kvz.decode.step.state import StepState
 from kvz.errors import DecodeError
 from kvz.models.language_model import LanguageModel, load_model
@@ -45,7 +48,8 @@ DECODINGS = [Decoding("dense"), Decoding("lowbit", 40), Decoding("hsa", 40)]
 def stepped(session: Session, question: str, new: int, sampling: Sampling | None = None) -> tuple[int, ...]:
     ids = session.ids_of(question)
     growing = session.growing(len(ids), new)
-    StepDecoder(session.model, session.reading, sampling).answer(ids, growing, new, lambda piece: None)
+    seed = None if sampling is None else sampling.seed
+    StepDecoder(session.model, session.reading, sampling).answer(ids, growing, new, lambda piece: None, seed)
     return tuple(growing.ids)
 
 
@@ -145,15 +149,83 @@ def test_sampling_on_the_device() -> None:
     assert set(likely.tolist()) == {0}
     again = DeviceSampler(Sampling(1.0, seed=3), torch.device("cpu"))
     assert torch.equal(again.choose(logits), drawn)
-    again.restart()
+    again.restart(3)
     assert torch.equal(again.choose(logits), drawn)
 
 
-def test_logits_that_are_no_numbers_end_an_answer(
+def test_logits_that_are_no_numbers_end_an_answer_and_are_not_fed(
     archive: Archive, model: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nan = torch.full((2, 4), float("nan"))
     assert DeviceSampler(Sampling(), torch.device("cpu")).choose(nan).tolist() == [NOT_A_NUMBER] * 2
+    session = archive.session(model)
+    graph, _ = graph_of(session, QUESTIONS[:1])
     monkeypatch.setattr(DeviceSampler, "choose", lambda self, logits: torch.full((len(logits),), NOT_A_NUMBER))
+    assert graph.step() == [NOT_A_NUMBER]
+    assert graph.state.ids.tolist() == [0]  # what no embedding has must not reach one
     with pytest.raises(DecodeError, match="NaN"):
-        stepped(archive.session(model), QUESTIONS[0], 5)
+        stepped(session, QUESTIONS[0], 5)
+
+
+def test_a_failed_answer_leaves_nothing_to_the_next(archive: Archive, model: LanguageModel) -> None:
+    session = archive.session(model)
+    decoder = StepDecoder(model, session.reading)
+
+    def broken(piece: str) -> None:
+        raise KeyboardInterrupt
+
+    ids = session.ids_of(QUESTIONS[0])
+    with pytest.raises(KeyboardInterrupt):
+        decoder.answer(ids, session.growing(len(ids), 9), 9, broken)
+    growing = session.growing(len(ids), 9)
+    decoder.answer(ids, growing, 9, lambda piece: None)
+    assert tuple(growing.ids) == session.ask(QUESTIONS[0], 9).ids
+
+
+def test_a_first_token_that_ends_the_answer(
+    archive: Archive, model: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = archive.session(model)
+    ids = session.ids_of(QUESTIONS[0])
+    growing = session.growing(len(ids), 9)
+    monkeypatch.setattr(growing, "_stop_ids", frozenset(range(100000)))
+    took = StepDecoder(model, session.reading).answer(ids, growing, 9, lambda piece: None)
+    assert (growing.stop, growing.ids, took.token_seconds) == ("end", [], None)
+
+
+def test_a_stop_text_ends_an_answer_where_it_does_the_plain_way(archive: Archive, model: LanguageModel) -> None:
+    session = archive.session(model)
+    plain = session.ask(QUESTIONS[0], 20)
+    session.seam = replace(session.seam, stop_texts=(plain.text[2:4],))
+    stopped = session.ask(QUESTIONS[0], 20)
+    ids = session.ids_of(QUESTIONS[0])
+    growing = session.growing(len(ids), 20)
+    took = StepDecoder(model, session.reading).answer(ids, growing, 20, lambda piece: None)
+    assert tuple(growing.ids) == stopped.ids
+    assert len(stopped.ids) < len(plain.ids)
+    assert took.tail_bytes + session.archive_nbytes == stopped.kv_bytes
+
+
+def test_a_seed_draws_the_same_answer_whatever_was_asked_before(archive: Archive, model: LanguageModel) -> None:
+    session = archive.session(model)
+    sampling = Sampling(1.5, seed=7)
+    first, other = (stepped(session, question, 15, sampling) for question in QUESTIONS[:2])
+    decoder = StepDecoder(model, session.reading, sampling)
+    for question, answer in [(QUESTIONS[1], other), (QUESTIONS[0], first), (QUESTIONS[0], first)]:
+        ids = session.ids_of(question)
+        growing = session.growing(len(ids), 15)
+        growing._sampler = Sampler(sampling)
+        decoder.answer(ids, growing, 15, lambda piece: None, 7)
+        assert growing.ids[1:] == list(answer)[1:] or growing.ids[0] != answer[0]
+
+
+@pytest.mark.parametrize("decoding", DECODINGS, ids=lambda d: d.policy)
+def test_a_batch_by_steps_gives_the_answers_of_one_at_a_time(
+    archive: Archive, model: LanguageModel, decoding: Decoding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = archive.session(model, decoding)
+    questions = [*QUESTIONS, QUESTIONS[1] * 12, *QUESTIONS]  # the long one makes the slots grow
+    alone = [session.ask(question, 20).ids for question in questions]
+    monkeypatch.setattr(batch, "batch_slots", lambda model, reading, _, size, sampling: StepSlots(model, reading, size))
+    answers = list(batch.ask_batch(session, questions, 3, 20))
+    assert [answer.ids for answer in answers if isinstance(answer, Answer)] == alone

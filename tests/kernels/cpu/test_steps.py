@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
@@ -176,7 +177,7 @@ def test_plane_scores(group: int, rows: int) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::numba.core.errors.NumbaPerformanceWarning")
-def test_a_kernel_runs_without_a_place_for_its_code(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_runs_without_a_place_for_its_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def doubled(x: int) -> int:
         return 2 * x
 
@@ -187,14 +188,32 @@ def test_a_kernel_runs_without_a_place_for_its_code(monkeypatch: pytest.MonkeyPa
     kernel = compiling.Kernel(doubled)
     monkeypatch.setattr(kernel, "_call", NoRoom())
     assert [kernel(4), kernel(5)] == [8, 10]
-
-    def no_locator(*arguments: object, **options: object) -> object:
-        if options.get("cache"):
-            raise RuntimeError("cannot cache function: no locator available")
-        return lambda function: function
-
-    monkeypatch.setattr(compiling.numba, "njit", no_locator)
+    monkeypatch.setenv("KVZ_CACHE", str(tmp_path / "file"))
+    (tmp_path / "file").write_text("no folder")
     assert compiling.Kernel(doubled)(3) == 6
+
+
+@pytest.mark.filterwarnings("ignore::numba.core.errors.NumbaPerformanceWarning")
+def test_kept_machine_code_that_is_spoilt_is_not_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def tripled(x: int) -> int:
+        return 3 * x
+
+    monkeypatch.setenv("KVZ_CACHE", str(tmp_path))
+    assert compiling.Kernel(tripled)(3) == 9
+    kept = [path for path in tmp_path.rglob("*.nb?") if path.is_file()]
+    assert {path.suffix for path in kept} == {".nbi", ".nbc"}
+    for path in kept:
+        path.write_bytes(path.read_bytes()[:20])
+    assert compiling.Kernel(tripled)(5) == 15
+
+
+def test_queries_that_are_no_numbers_touch_nothing_they_must_not() -> None:
+    step = Step.make([300, 200], [3])
+    layer = RaggedLayer(step.keys, step.values, torch.tensor(step.bounds), torch.zeros(1, dtype=torch.int32))
+    index = PlaneScores.of(plane_layer(layer, 0), [20, 20], [300, 200])
+    step.query.fill_(float("nan"))
+    made = PlaneStep.of(ChosenStep.of(step.keys, step.values, step.bounds, 0), index, [40, 40])
+    assert made.attend(step.query, step.scale, step.tails).shape == step.query.shape  # what it holds means nothing
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

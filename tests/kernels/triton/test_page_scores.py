@@ -107,7 +107,7 @@ def test_scores_are_those_that_hsa_selects_by(plain: bool, monkeypatch: pytest.M
     monkeypatch.setattr(Units, "select", select)
     query = torch.randn(3, 4, 4, 64)  # [B,H,G,D]
     policy.choose(0, query.transpose(0, 1), SCALE)
-    held = policy._layers[0]
+    held = policy.layers[0]
     index = PageIndex.of(held.pages, [b.dims for b in held.budgets])
     run = page_scores if plain else launch_page_scores
     scores = run(query, index, SCALE, poisoned(index.space(3, 4)))
