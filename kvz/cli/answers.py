@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from kvz.cli import console
@@ -10,8 +11,10 @@ from kvz.errors import QuestionError
 
 if TYPE_CHECKING:
     from kvz.decode.run import Answer
+    from kvz.decode.session import Session
+    from kvz.progress import Progress
 
-__all__ = ["PlainAnswer", "answer_json", "failure_json", "show_answer", "statistics"]
+__all__ = ["PlainAnswer", "answer_json", "failure_json", "say_compiling", "show_answer", "statistics"]
 
 
 class PlainAnswer:
@@ -39,6 +42,15 @@ class PlainAnswer:
         """End the line of an answer that was cut short."""
         if self._begun:
             console.emit("")
+
+
+def say_compiling(session: Session, progress: Progress) -> None:
+    """Say to who waits at a terminal why the first answer on a machine takes longer."""
+    from kvz.kernels.decode_step import is_to_be_compiled
+
+    watched = sys.stderr is not None and sys.stderr.isatty()
+    if watched and is_to_be_compiled(session.model.device, session.policy):
+        progress.say("compiling kernels for this machine, once: it takes some seconds")
 
 
 def show_answer(question: Question, answer: Answer, as_json: bool, quiet: bool) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 import typer
 
 from kvz.cli import console
-from kvz.cli.answers import PlainAnswer, answer_json, failure_json, show_answer, statistics
+from kvz.cli.answers import PlainAnswer, answer_json, failure_json, say_compiling, show_answer, statistics
 from kvz.cli.decode_options import (
     BudgetOption,
     MaxNewTokensOption,
@@ -99,6 +99,7 @@ def ask(
     session = loaded.session(model_of(loaded.manifest, model, device, progress), decoding)
     if budget is not None and session.policy == "dense":
         progress.say("the budget covers every head of the archive: all pairs are read")
+    say_compiling(session, progress)
     if slots != 1 and len(asked) > 1:
         size = slots or automatic_size(session, [question.text for question in asked], max_new_tokens)
         failed = _ask_together(session, asked, min(size, len(asked)), policy == "auto", settings)
@@ -155,7 +156,7 @@ def _ask_alone(asker: Session | Conversation, question: Question, settings: _Set
     except QuestionError as error:
         _report(question, error, settings.as_json, count)
         return False
-    except KeyboardInterrupt:
+    except BaseException:  # a signal's too: what is said of it gets a line of its own
         plain.end_line()
         raise
     if settings.as_json:

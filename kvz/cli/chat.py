@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from kvz.cli import console
-from kvz.cli.answers import PlainAnswer, answer_json, failure_json, statistics
+from kvz.cli.answers import PlainAnswer, answer_json, failure_json, say_compiling, statistics
 from kvz.cli.chat_commands import ChatCommands
 from kvz.cli.decode_options import (
     BudgetOption,
@@ -72,7 +72,9 @@ def chat(
     decoding, sampling = Decoding(policy, budget, check_page_size(page_size)), Sampling(temperature, top_p, top_k, seed)
     check_max_new_tokens(max_new_tokens)
     loaded = load(archive, verify=not no_verify)
-    session = loaded.session(model_of(loaded.manifest, model, device, console.terminal_progress(quiet)), decoding)
+    progress = console.terminal_progress(quiet)
+    session = loaded.session(model_of(loaded.manifest, model, device, progress), decoding)
+    say_compiling(session, progress)
     talk = _Talk(Conversation(session), max_new_tokens, sampling, as_json, quiet)
     commands = ChatCommands(talk.conversation, decoding, talk.turns)
     if sys.stdin.isatty() and not quiet:

@@ -106,7 +106,7 @@ def checked(token: int) -> int:
 
 def not_numbers() -> DecodeError:
     """What is raised where logits are NaN."""
-    return DecodeError("the model's logits are NaN; compress again with --dtype float32")
+    return DecodeError("the model's logits are NaN; try kvz verify, or compress again with --dtype float32")
 
 
 def _top_k(logits: Tensor, k: int | None) -> Tensor:

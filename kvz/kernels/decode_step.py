@@ -16,9 +16,11 @@ if TYPE_CHECKING:
     from kvz.kernels.cpu.plane_step import PlaneStep
     from kvz.kernels.cpu.ragged_step import RaggedStep
 
-__all__ = ["chosen_step", "plane_scores", "plane_step", "ragged_step"]
+__all__ = ["chosen_step", "is_to_be_compiled", "plane_scores", "plane_step", "ragged_step"]
 
 _LEAST_SHARE = 256  # pairs: with fewer, a second thread costs more than it saves
+_KERNELS = {"dense": "ragged_step", "lowbit": "plane_step"}
+"""The kernel of a policy's steps, by the name of its file; of all others it is `chosen_step`."""
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -58,6 +60,15 @@ def plane_scores(index: BitPlanes, rows: Sequence[int], lengths: Sequence[int]) 
     return PlaneScores.of(index, rows, lengths)
 
 
+def is_to_be_compiled(device: torch.device, policy: str) -> bool:
+    """Whether the kernel that a policy's first step needs has no machine code on this machine yet."""
+    if device.type != "cpu" or not _has_numba():
+        return False
+    from kvz.kernels.cpu.compile import kept_folder
+
+    return not any(kept_folder().rglob(f"{_KERNELS.get(policy, 'chosen_step')}.*.nbc"))
+
+
 def _compiles(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu" and tensor.dtype in _DTYPES and _has_numba()
 
@@ -66,7 +77,7 @@ def _compiles(tensor: Tensor) -> bool:
 def _has_numba() -> bool:
     """Whether numba is here and works: it refuses a numpy that is too new for it."""
     try:
-        import numba  # noqa: F401
+        import numba
     except ImportError:
         return False
-    return True
+    return not numba.config.DISABLE_JIT

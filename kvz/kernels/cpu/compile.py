@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,7 +15,7 @@ import torch
 
 from kvz.models.cache_folder import cache_folder
 
-__all__ = ["Kernel", "compiled", "part"]
+__all__ = ["Kernel", "compiled", "kept_folder", "part"]
 
 Function = Callable[..., Any]
 
@@ -23,7 +24,7 @@ _RUNNING = threading.Lock()  # one of numba's thread pools may not be entered tw
 
 def part(function: Function) -> Function:
     """A part of a kernel: a function that kernels call."""
-    made: Function = numba.njit(fastmath=True)(function)
+    made: Function = numba.njit(fastmath=True, error_model="numpy")(function)
     return made
 
 
@@ -45,32 +46,50 @@ class Kernel:
 
     def __call__(self, *arguments: Any) -> Any:
         """Run it. Arrays must be contiguous: other ones have other types, for which it is compiled anew."""
+        threads = torch.get_num_threads()
         with _RUNNING:
-            numba.set_num_threads(min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS))
-            if self._call is None:
-                self._call = _kept(self._function)
-            try:
-                return self._call(*arguments)
-            except Exception:  # kernels raise none: kept machine code cannot be read or written
-                self._call = _jit(self._function)
-                return self._call(*arguments)
+            numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))
+            result = self._run(*arguments)
+        if torch.get_num_threads() != threads:  # the two may share a thread pool, and numba sets its size
+            torch.set_num_threads(threads)
+        return result
+
+    def _run(self, *arguments: Any) -> Any:
+        """Kernels raise nothing themselves: an error is one of machine code that cannot be read or written."""
+        if self._call is None:
+            self._call = _kept(self._function)
+        try:
+            return self._call(*arguments)
+        except Exception:
+            shutil.rmtree(kept_folder(), ignore_errors=True)
+            self._call = _kept(self._function)
+        try:
+            return self._call(*arguments)
+        except Exception:
+            self._call = _jit(self._function)
+            return self._call(*arguments)
 
 
 def _jit(function: Function, **options: Any) -> Function:
-    made: Function = numba.njit(fastmath=True, parallel=True, **options)(function)
+    made: Function = numba.njit(fastmath=True, error_model="numpy", parallel=True, **options)(function)
     return made
 
 
 def _kept(function: Function) -> Function:
     """A function whose machine code is kept. numba looks at its own file alone, and not at those of its parts."""
     before = numba.config.CACHE_DIR
-    numba.config.CACHE_DIR = str(cache_folder() / "kernels" / _sources())
+    numba.config.CACHE_DIR = str(kept_folder())
     try:
         return _jit(function, cache=True)
     except (RuntimeError, OSError):  # there is no folder that numba may write to
         return _jit(function)
     finally:
         numba.config.CACHE_DIR = before
+
+
+def kept_folder() -> Path:
+    """Where machine code is kept."""
+    return cache_folder() / "kernels" / _sources()
 
 
 def _sources() -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -248,3 +251,32 @@ def test_answers_are_those_of_plain_torch(
     monkeypatch.setattr(decode_step, "_has_numba", lambda: False)
     session = archive.session(tiny, decoding)
     assert [session.ask(question, 25).ids for question in questions] == answers
+
+
+def test_a_kernel_leaves_the_number_of_threads_as_it_is() -> None:
+    step = Step.make([300, 200], [3])
+    made = RaggedStep.of(step.keys, step.values, step.bounds, 1)
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            made.attend(step.query, step.scale, step.tails)
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_it_is_known_whether_a_kernel_has_to_be_compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    cpu = torch.device("cpu")
+    monkeypatch.setenv("KVZ_CACHE", str(tmp_path))
+    assert decode_step.is_to_be_compiled(cpu, "dense")
+    script = (
+        "from kvz.kernels.cpu.ragged_step import RaggedStep\n"
+        "from tests.kernels.cpu.test_steps import Step\n"
+        "step = Step.make([30, 20], [3])\n"
+        "RaggedStep.of(step.keys, step.values, step.bounds, 1).attend(step.query, step.scale, step.tails)"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, env={**os.environ, "KVZ_CACHE": str(tmp_path)})
+    assert not decode_step.is_to_be_compiled(cpu, "dense")
+    assert decode_step.is_to_be_compiled(cpu, "lowbit")
+    assert not decode_step.is_to_be_compiled(torch.device("meta"), "dense")
