@@ -85,7 +85,7 @@ def measure(prefilled: Prefilled, cell: Planned, metric: Metric, stored: bool) -
 
 @torch.inference_mode()
 def measure_expanded(prefilled: Prefilled, full: Part) -> Part:
-    """The full cache's own results, with a step's time and bytes where keys and values are expanded for each query head."""
+    """The full cache's own results, with the time and bytes of steps that expand keys and values to query heads."""
     cache = prefilled.whole[0]
     session = prefilled.session(cache)
     reading = repeat_kv_reading(cache)

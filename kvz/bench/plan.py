@@ -9,16 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from kvz.bench.methods import FULL, REPEAT_KV, Method
 from kvz.bench.tasks.task import Task
 from kvz.errors import UsageError
 
-__all__ = ["AUTO", "PROTOCOLS", "Planned", "check_protocol", "plan_cells"]
+__all__ = ["AUTO", "PROTOCOLS", "Key", "Planned", "check_protocol", "key_of", "plan_cells"]
 
 AUTO = "auto"
 SINGLE_SHOT, MULTI_QUERY, MULTI_TURN = PROTOCOLS = ("single-shot", "multi-query", "multi-turn")
 Key = tuple[str, int, str, str]
+"""Task, length, protocol and the label of the method."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,11 @@ class Planned:
     def sees_questions(self) -> bool:
         """Whether each question has an archive of its own."""
         return self.protocol == SINGLE_SHOT and self.method.takes_question
+
+
+def key_of(line: Mapping[str, Any]) -> Key:
+    """The key of a cell that a line of a run's files is about."""
+    return line["task"], line["length"], line["protocol"], line["method"]
 
 
 def check_protocol(name: str) -> None:
