@@ -89,8 +89,15 @@ def _seconds(parts: Sequence[Part]) -> dict[str, float]:
 
 def _note(planned: Planned, parts: Sequence[Part]) -> str | None:
     """What is to be said of a cell beside its numbers."""
-    dense = sum(part["policy"] == "dense" for part in parts)
-    if planned.method.budget is None or not dense:
-        return None
-    where = "" if dense == len(parts) else f" in {dense} of {len(parts)} contexts"
-    return f"the budget covers every head of the archive{where}: it is read densely"
+    reasons = {
+        "nothing is evicted: what is to be kept is the whole context": sum(part["whole"] for part in parts),
+        "the budget covers every head of the archive, which is read densely": sum(
+            planned.method.budget is not None and part["policy"] == "dense" for part in parts
+        ),
+    }
+    said = [
+        reason if count == len(parts) else f"in {count} of {len(parts)} contexts {reason}"
+        for reason, count in reasons.items()
+        if count
+    ]
+    return "; ".join(said) or None

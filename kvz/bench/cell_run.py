@@ -17,7 +17,7 @@ from kvz.bench.methods import Method
 from kvz.bench.metrics import Metric
 from kvz.bench.peak import watched
 from kvz.bench.plan import Planned
-from kvz.bench.prefilled import Impossible, Made, Prefilled, Talk
+from kvz.bench.prefilled import Made, Prefilled, Talk
 from kvz.bench.repeat_kv import repeat_kv_reading
 from kvz.bench.teacher import agreement_of
 from kvz.cache.tail import Tail
@@ -60,8 +60,6 @@ def measure(prefilled: Prefilled, cell: Planned, metric: Metric, stored: bool) -
     with watched(prefilled.model.device) as peak:
         for question, talks in _archives(prefilled, cell):
             made = prefilled.made(method, question)
-            if made.demand.keeps_everything and method.evicts:
-                raise Impossible("the budget, or what is kept in any case, covers the whole context")
             _ask(prefilled, cell, made, talks, metric, asked)
         held = peak()
     first = asked.made[0]
@@ -72,7 +70,7 @@ def measure(prefilled: Prefilled, cell: Planned, metric: Metric, stored: bool) -
         "kv_bytes": own,
         "step_bytes": round(statistics.fmean(asked.step_bytes)),
         "peak_bytes": None if held is None else held - shared,
-        "pairs_kept": first.cache.pairs,
+        "whole": method.evicts and first.demand.keeps_everything,
         "policy": ", ".join(sorted(asked.policies)),
         "seconds": {
             "prefill": prefilled.prefill_seconds,

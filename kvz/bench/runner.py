@@ -7,7 +7,7 @@ the others go on.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, cast
@@ -16,13 +16,15 @@ import torch
 
 from kvz.bench.aggregate import cell_of, failed_cell, skipped_cell
 from kvz.bench.cell_run import Part, measure, measure_expanded
+from kvz.bench.interrupts import check_interrupt
 from kvz.bench.methods import FULL
 from kvz.bench.plan import Key, Planned, key_of
 from kvz.bench.prefilled import Impossible, Prefilled, check_room
 from kvz.bench.report.cell import Cell
 from kvz.bench.run_folder import RunFolder
-from kvz.bench.tasks.task import Question, Sample, Task
+from kvz.bench.tasks.task import Sample, Task
 from kvz.bench.time_left import TimeLeft
+from kvz.bench.warm_up import warm_up
 from kvz.errors import UsageError
 from kvz.models.language_model import LanguageModel
 
@@ -59,7 +61,7 @@ def run_cells(bench: Bench, plan: Sequence[Planned]) -> None:
             work.skip(cell, cell.skipped)
     if all(cell.key in work.done for cell in plan):
         return
-    _warm_up(bench.model)
+    warm_up(bench.model, [cell.method for cell in plan if cell.key not in work.done], bench.interrupted)
     left.start()
     for (task, length), cells in groupby(plan, key=lambda cell: (cell.task, cell.length)):
         work.group(bench.tasks[task], length, list(cells))
@@ -125,12 +127,11 @@ class _Work:
         full = self._parts.get((*cell.key[:3], FULL.label), {}).get(number)
         if full is None:
             raise Impossible("the full cache was not measured")
-        names = ("scores", "agreement", "kl", "answers", "new_tokens", "kv_bytes", "pairs_kept", "seconds")
+        names = ("scores", "agreement", "kl", "answers", "new_tokens", "kv_bytes", "whole", "seconds")
         return measure_expanded(prefilled, {name: full[name] for name in names})
 
     def _failed(self, cell: Planned, error: Exception) -> None:
-        if self._bench.interrupted() or _is_interrupt(error):
-            raise KeyboardInterrupt from error
+        check_interrupt(error, self._bench.interrupted)
         self._record(cell, failed_cell(cell, error))
         _free()
 
@@ -180,25 +181,7 @@ def _named(cell: Planned) -> dict[str, Any]:
     return {"task": task, "length": length, "protocol": protocol, "method": method}
 
 
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        yield error
-        error = error.__cause__ or error.__context__
-
-
-def _is_interrupt(error: BaseException) -> bool:
-    return any(isinstance(one, KeyboardInterrupt) for one in _chain(error))
-
-
 def _free() -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-
-
-def _warm_up(model: LanguageModel) -> None:
-    """A first question, so that no method is charged for what a first call costs."""
-    sample = Sample("A few words to begin with. " * 8, (Question("What is this?", ("words",)),))
-    Prefilled(model, sample, 2).talks(False)

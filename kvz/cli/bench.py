@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["bench"]
 
 _BETWEEN = re.compile(r"[,;]")
+_REPORTING = ("report", "out", "as_json", "quiet")  # parameters that `report` takes
 
 # Optional[...] is evaluated by typer.
 Names = Optional[list[str]]  # noqa: UP045
@@ -30,6 +31,7 @@ _REPEATED = "repeated, or separated by commas"
 
 
 def bench(
+    context: typer.Context,
     report: Annotated[
         Names,
         typer.Argument(
@@ -108,11 +110,8 @@ def bench(
     A table goes to stdout, everything else into the run's folder: settings, a line for each cell, tables, pictures and
     report.html.
     """
-    given = {"task": task, "method": method, "ratio": ratio, "budget": budget, "length": length, "samples": samples,
-             "data": data, "texts": texts, "model": model, "dry-run": dry_run or None, "quick": quick or None,
-             "force": force or None}  # fmt: skip
     if report:
-        _refuse(given)
+        _refuse_measuring(context)
         _report(report, out, as_json, quiet)
         return
     if force and out is None:
@@ -167,7 +166,7 @@ def _run(
             _write(path, results_of(path), None)
             raise
         results = results_of(path)
-        _write(path, results, None if as_json else say)
+        _write(path, results, None)
     if not as_json:
         _show(results)
     say(f"kvz: the run is in {path}; open {path / 'report.html'}")
@@ -246,10 +245,12 @@ def _interrupted() -> bool:
     return isinstance(handler, InterruptHandler) and bool(handler.received)
 
 
-def _refuse(given: dict[str, Any]) -> None:
-    named = next((name for name, value in given.items() if value is not None), None)
-    if named is not None:
-        raise UsageError(f"--{named} is for measuring, and a report measures nothing; leave it out")
+def _refuse_measuring(context: typer.Context) -> None:
+    """Raise UsageError for options that a report has no use for."""
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if source is not None and source.name == "COMMANDLINE" and parameter.name not in _REPORTING:
+            raise UsageError(f"{parameter.opts[0]} is for measuring, and a report measures nothing; leave it out")
 
 
 def _split(values: list[str] | None) -> list[str]:
