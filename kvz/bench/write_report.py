@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from kvz.bench.report.canvas import Picture
 from kvz.bench.report.cell import Cell, is_full, measured
 from kvz.bench.report.page import report_page
 from kvz.bench.report.plots import draw_pictures
@@ -66,30 +67,31 @@ def write_report(folder: Path, results: Results) -> list[str]:
     notes = {"notes": "; ".join(notes)} if (notes := notes_of(results.cells)) else {}
     setup = {**results.setup, **notes}
     told = "\n".join(f"- {name}: {value}" for name, value in setup.items())
+    pictures = _pictures(results.cells)
     texts = {
         "table.md": f"{markdown_of(results.cells)}\n{told}\n",
         "table.csv": csv_of(results.cells),
-        "report.html": report_page(results.cells, setup, "kvz bench"),
+        "report.html": report_page(results.cells, setup, "kvz bench", pictures),
     }
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
             _write(folder / name, text)
-        _write_pictures(folder / "pictures", results.cells)
+        if pictures:
+            (folder / "pictures").mkdir(exist_ok=True)
+        for picture in pictures or ():
+            _write(folder / "pictures" / f"{picture.name}.svg", picture.svg)
     except OSError as error:
         raise output_error(folder, error) from error
     return list(texts)
 
 
-def _write_pictures(folder: Path, cells: Sequence[Cell]) -> None:
+def _pictures(cells: Sequence[Cell]) -> list[Picture] | None:
+    """What the cells look like; None without matplotlib, and the page says so."""
     try:
-        pictures = draw_pictures(cells)
-    except UsageError:  # no matplotlib: the page says so
-        return
-    if pictures:
-        folder.mkdir(exist_ok=True)
-    for picture in pictures:
-        _write(folder / f"{picture.name}.svg", picture.svg)
+        return draw_pictures(cells)
+    except UsageError:
+        return None
 
 
 def _write(path: Path, text: str) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import datetime
 import math
+import os
 import re
 import signal
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
@@ -25,6 +27,8 @@ __all__ = ["bench"]
 _BETWEEN = re.compile(r"[,;]")
 _REPORTING = ("report", "out", "as_json", "quiet")  # parameters that `report` takes
 
+_WIDE = 10_000  # columns: in a pipe nothing is left out or wrapped
+
 # Optional[...] is evaluated by typer.
 Names = Optional[list[str]]  # noqa: UP045
 _REPEATED = "repeated, or separated by commas"
@@ -35,7 +39,7 @@ def bench(
     report: Annotated[
         Names,
         typer.Argument(
-            metavar="[report RUN...]", help="Show runs that were made before, several side by side; measure nothing."
+            metavar="report RUN", help="Show runs that were made before, several side by side; measure nothing."
         ),
     ] = None,
     task: Annotated[
@@ -221,7 +225,8 @@ def _show(results: Results) -> None:
     from kvz.bench.report.render import print_tables
     from kvz.bench.write_report import notes_of
 
-    print_tables(results.cells, Console(highlight=False))
+    whole = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+    print_tables(results.cells, Console(highlight=False, width=_WIDE if whole else None))
     for note in notes_of(results.cells):
         console.emit(console.printable(note))
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +25,7 @@ from tests.tiny import make_model_folder
 
 Run = Callable[..., Outcome]
 METHODS = "snapkv@0.3,rocketkv@32,kvzip@0.5/lowbit@16,quest@900,duo@0.5"
+DOCS = Path(__file__).parents[3] / "docs"
 TIMES = ("seconds", "peak_bytes", "floor_seconds")
 
 
@@ -91,6 +94,13 @@ def test_a_run_measures_what_it_lists(run: Run, line: list[str], tmp_path: Path)
     assert {"config.json", "environment.json", "table.md", "table.csv", "report.html"} <= {
         path.name for path in (tmp_path / "run").iterdir()
     }
+    section = (DOCS / "cli.md").read_text().partition("\n## kvz bench\n")[2].partition("\n## ")[0]
+    described = set(re.findall(r"`(\w+)`", section))
+    for cell in [*listed, *outcome.objects]:
+        assert {*cell, *cell.get("seconds", ())} <= described
+    pictures = list((tmp_path / "run" / "pictures").glob("*.svg"))
+    assert pictures
+    assert all(path.read_text().startswith("<svg") for path in pictures)
     again = run(*line).succeeded()
     assert "7 of 7 cells are there" in again.err
     shown = again.text
@@ -202,6 +212,17 @@ def test_killed_three_times_it_gives_the_same(run: Run, line: list[str], cache: 
     for name in ("cells.jsonl", "samples.jsonl"):
         broken, whole = (timeless(lines_of(tmp_path / run / name)) for run in ("run", "unbroken"))
         assert broken == whole
+
+
+def test_without_matplotlib_there_are_tables(
+    run: Run, line: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    small = [*line[:3], "full", *line[4:7], "1", *line[8:]]
+    assert "full@repeat-kv" in run(*small).succeeded().text
+    assert not (tmp_path / "run" / "pictures").exists()
+    assert "kvz[bench]" in (tmp_path / "run" / "report.html").read_text()
+    assert "full@repeat-kv" in (tmp_path / "run" / "table.md").read_text()
 
 
 def test_a_closed_pipe_ends_it(run: Run, line: list[str], tmp_path: Path) -> None:
