@@ -183,7 +183,7 @@ that fails is recorded, the others go on, and the exit status is 1.
 for one run, into its own. It takes `--out`, `--json` and `-q` only.
 
 `--dry-run` lists the cells, with seconds estimated from the size of the model and the speed of the machine; `--json`
-adds their fields `contexts` and `skipped` (null or why).
+prints them as objects with `estimated_seconds`, `contexts`, and `skipped` (null or why).
 
 `--json` prints one object a cell, as it is measured; the same lines are in `cells.jsonl`:
 

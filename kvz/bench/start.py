@@ -87,7 +87,7 @@ def estimated(
             "protocol": cell.protocol,
             "method": cell.method.label,
             "contexts": cell.samples,
-            "seconds": round(seconds[cell.key] * cell.samples, 2),
+            "estimated_seconds": round(seconds[cell.key] * cell.samples, 2),
             "skipped": cell.skipped,
         }
         for cell in plan

@@ -211,11 +211,11 @@ def _list(settings: Settings, name: str | None, device: str, dtype: str, as_json
             end = (
                 f"skipped: {cell['skipped']}"
                 if cell["skipped"]
-                else f"{console.quantity(math.ceil(cell['seconds']))} s"
+                else f"{console.quantity(math.ceil(cell['estimated_seconds']))} s"
             )
             shown = f"{cell['task']}, {cell['length']:,} tokens, {cell['protocol']}, {cell['method']}"
             console.emit(f"{shown}: {end}")
-    total = sum(cell["seconds"] for cell in cells)
+    total = sum(cell["estimated_seconds"] for cell in cells)
     console.note(f"{len(cells)} cells, about {total:.0f} s ({total / 60:.1f} min)")
 
 

@@ -83,7 +83,7 @@ def test_a_run_measures_what_it_lists(run: Run, line: list[str], tmp_path: Path)
     outcome = run(*line, "--json").succeeded()
     keys = ("task", "length", "protocol", "method")
     assert {tuple(cell[k] for k in keys) for cell in listed} == {tuple(c[k] for k in keys) for c in outcome.objects}
-    assert sum(cell["seconds"] for cell in listed) > 0
+    assert sum(cell["estimated_seconds"] for cell in listed) > 0
     cells = {cell["method"]: cell for cell in outcome.objects}
     assert (cells["full"]["agreement"], cells["full"]["kl"]) == (1, 0)
     assert cells["snapkv@0.3"]["kl"] > 0
