@@ -93,6 +93,10 @@ class _Work:
             for cell in cells:
                 self.skip(cell, str(error))
             return
+        except Exception as error:
+            for cell in cells:
+                self._failed(cell, error)
+            return
         self._skip_too_long(task, samples, cells)
         for cell in cells:
             self._complete(cell, len(samples))

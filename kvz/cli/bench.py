@@ -73,7 +73,7 @@ def bench(
     ] = None,
     samples: Annotated[
         Optional[int],  # noqa: UP045
-        typer.Option(metavar="N", help="Contexts of each task and length. [default: 10; quick: 3]"),
+        typer.Option(metavar="N", help="Contexts of each task and length. [default: 10; quick: a few]"),
     ] = None,
     seed: Annotated[int, typer.Option(metavar="N", help="Which contexts.")] = 0,
     protocol: Annotated[
