@@ -60,7 +60,7 @@ def test_what_can_be_measured_is_not_skipped() -> None:
 
 def test_settings_without_words_are_a_quick_run(tmp_path: object) -> None:
     settings = make_settings()
-    assert [task.name for task in settings.tasks] == ["needle", "key-value"]
+    assert [task.name for task in settings.tasks] == ["needle", "needles"]
     assert settings.lengths == (1000,)
     assert make_settings(["needle"]).lengths == (2000,)
     assert make_settings(["needle"], quick=True).samples == {"needle": 3}
