@@ -170,8 +170,8 @@ archive was made with. A sound archive gives a line on stdout and status 0; any 
 """,
     "bench": """\
 Compares methods with the full cache on tasks; [benchmarks](benchmarks.md) explains tasks, measures and protocols.
-Without `--task` it is a quick run: needles in about 1,000 tokens of text, one a context and five. The full cache is always
-measured, and once more with keys and values expanded to every query head (`full@repeat-kv`), a baseline for
+Without `--task` it is a quick run: needles in about 1,000 tokens of text, one a context and five. The full cache is
+always measured, and once more with keys and values expanded to every query head (`full@repeat-kv`), a baseline for
 speed.
 
 The table goes to stdout, progress to stderr, and everything into the folder of `--out`, by default a new one in the

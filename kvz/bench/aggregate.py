@@ -40,7 +40,7 @@ def cell_of(planned: Planned, parts: Sequence[Part], weight_bytes: int, bandwidt
         "questions": sum(len(part["scores"]) for part in parts),
         "new_tokens": round(fmean(count for part in parts for count in part["new_tokens"]), 2),
         "policy": ", ".join(sorted({part["policy"] for part in parts})),
-        "facts": [{**part["facts"], "score": fmean(part["scores"])} for part in parts if "depth" in part["facts"]],
+        "facts": [{**part["facts"], "score": fmean(part["scores"])} for part in parts if _is_needle(planned, part)],
     }
     if note := _note(planned, parts):
         cell["note"] = note
@@ -68,6 +68,11 @@ def _named(planned: Planned) -> dict[str, Any]:
         "ratio": method.ratio,
         "budget": method.keep if method.budget is None else method.budget,
     }
+
+
+def _is_needle(planned: Planned, part: Part) -> bool:
+    """Whether it belongs on a map of needles; the baseline for speed would only repeat the full cache's."""
+    return "depth" in part["facts"] and not planned.method.expands
 
 
 def _bounds(values: Sequence[float]) -> dict[str, float]:

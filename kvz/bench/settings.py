@@ -20,7 +20,7 @@ from kvz.version import __version__
 __all__ = ["Settings", "config_of", "make_settings"]
 
 _LENGTH, _SAMPLES = 2000, 10
-_QUICK_TASKS = {"needle": 4, "needles": 2}  # contexts of each
+_QUICK_TASKS = {"needle": 3, "needles": 2}  # contexts of each
 _QUICK_LENGTH, _QUICK_SAMPLES = 1000, 3
 _METHODS = ("default", "snapkv", "rocketkv", "default/lowbit")
 _MOST_SEED = 2**32
