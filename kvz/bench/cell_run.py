@@ -93,8 +93,11 @@ def measure_expanded(prefilled: Prefilled, full: Part) -> Part:
     with watched(prefilled.model.device) as peak:
         answer = session.answer(ids, session.growing(len(ids), _STEPS), tail, reading, lambda piece: None)
         held = peak()
-    copies = prefilled.model.geometry.query_heads
-    step = sum((layer.keys.nbytes + layer.values.nbytes) * copies / layer.heads for layer in cache.layers)
+    heads = prefilled.model.geometry.query_heads
+    step = 0.0
+    for layer in cache.layers:  # those that slide are never expanded
+        copies = heads / layer.heads if layer.window is None else 1
+        step += (layer.keys.nbytes + layer.values.nbytes) * copies
     times = {name: value for name, value in full["seconds"].items() if name != "token"}
     if answer.token_seconds is not None:
         times["token"] = answer.token_seconds
