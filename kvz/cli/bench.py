@@ -4,30 +4,26 @@ from __future__ import annotations
 
 import datetime
 import math
-import os
 import re
 import signal
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
 from kvz.cli import console
+from kvz.cli.bench_report import report_runs, show, write
 from kvz.cli.options import DeviceOption, JsonOption, ModelOption, QuietOption
 from kvz.cli.signals import InterruptHandler
 from kvz.errors import UsageError
 
 if TYPE_CHECKING:
     from kvz.bench.settings import Settings
-    from kvz.bench.write_report import Results
 
 __all__ = ["bench"]
 
 _BETWEEN = re.compile(r"[,;]")
 _REPORTING = ("report", "out", "as_json", "quiet")  # parameters that `report` takes
-
-_WIDE = 10_000  # columns: in a pipe nothing is left out or wrapped
 
 # Optional[...] is evaluated by typer.
 Names = Optional[list[str]]  # noqa: UP045
@@ -116,7 +112,7 @@ def bench(
     """
     if report:
         _refuse_measuring(context)
-        _report(report, out, as_json, quiet)
+        report_runs(report, out, as_json, quiet)
         return
     if force and out is None:
         raise UsageError("--force starts anew in the folder of --out, which is not given")
@@ -167,36 +163,14 @@ def _run(
             run.measure(say, told, _interrupted)
         except KeyboardInterrupt:
             say(f"kvz: {len(run.folder.cells)} of {len(run.plan)} cells are in {path}; --out {path} goes on")
-            _write(path, results_of(path), None)
+            write(path, results_of(path), None)
             raise
         results = results_of(path)
-        _write(path, results, None)
+        write(path, results, None)
     if not as_json:
-        _show(results)
+        show(results)
     say(f"kvz: the run is in {path}; open {path / 'report.html'}")
     return sum("error" in cell for cell in results.cells)
-
-
-def _report(words: list[str], out: Path | None, as_json: bool, quiet: bool) -> None:
-    first, *rest = words
-    if first != "report":
-        raise UsageError(f"kvz bench takes options, or report and the folders of runs; not '{first}'")
-    if not rest:
-        raise UsageError("say which runs to report: kvz bench report RUN...")
-    from kvz.bench.write_report import compared
-
-    results = compared([Path(path) for path in rest])
-    say = (lambda message: None) if quiet else console.note
-    for line in results.corrupt:
-        say(f"kvz: {line} cannot be read and is left out")
-    if as_json:
-        for cell in results.cells:
-            console.emit_json(dict(cell))
-    else:
-        _show(results)
-    target = out or (Path(rest[0]) if len(rest) == 1 else None)
-    if target is not None:
-        _write(target, results, say)
 
 
 def _list(settings: Settings, name: str | None, device: str, dtype: str, as_json: bool) -> None:
@@ -217,26 +191,6 @@ def _list(settings: Settings, name: str | None, device: str, dtype: str, as_json
             console.emit(f"{shown}: {end}")
     total = sum(cell["estimated_seconds"] for cell in cells)
     console.note(f"{len(cells)} cells, about {total:.0f} s ({total / 60:.1f} min)")
-
-
-def _show(results: Results) -> None:
-    from rich.console import Console
-
-    from kvz.bench.report.render import print_tables
-    from kvz.bench.write_report import notes_of
-
-    whole = not sys.stdout.isatty() and "COLUMNS" not in os.environ
-    print_tables(results.cells, Console(highlight=False, width=_WIDE if whole else None))
-    for note in notes_of(results.cells):
-        console.emit(console.printable(note))
-
-
-def _write(path: Path, results: Results, say: Any) -> None:
-    from kvz.bench.write_report import write_report
-
-    written = write_report(path, results)
-    if say is not None:
-        say(f"kvz: {', '.join(written)} written to {path}")
 
 
 def _new_folder() -> Path:
