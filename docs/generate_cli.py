@@ -168,6 +168,42 @@ archive was made with. A sound archive gives a line on stdout and status 0; any 
 | `tensors`, `bytes` | number of tensors and bytes checked |
 | `model` | the model compared with, or null |
 """,
+    "bench": """\
+Compares methods with the full cache on tasks; [benchmarks](benchmarks.md) explains tasks, measures and protocols.
+Without `--task` it is a quick run: needles in about 1,000 tokens of text, one a context and five. The full cache is
+always measured, and once more with keys and values expanded to every query head (`full@repeat-kv`), a baseline for
+speed.
+
+The table goes to stdout, progress to stderr, and everything into the folder of `--out`, by default a new one in the
+current folder. A run that was interrupted goes on when it is started again with the same options and the same `--out`;
+with other options it is refused, unless `-f` starts anew. Cells that cannot be measured are listed with the reason. One
+that fails is recorded, the others go on, and the exit status is 1.
+
+`kvz bench report RUN...` shows runs again, several side by side; it writes the report into the folder of `--out`, or,
+for one run, into its own. It takes `--out`, `--json` and `-q` only.
+
+`--dry-run` lists the cells, with seconds estimated from the size of the model and the speed of the machine; `--json`
+prints them as objects with `estimated_seconds`, `contexts`, and `skipped` (null or why).
+
+`--json` prints one object a cell, as it is measured; the same lines are in `cells.jsonl`:
+
+| field | meaning |
+|---|---|
+| `task`, `length`, `protocol`, `method` | which cell: the length is in tokens, as asked for |
+| `ratio`, `budget` | share kept; pairs a head that a step reads, or that are kept; null where the method has none |
+| `score`, `score_low`, `score_high` | mean over contexts, and its 95 % interval (missing where there is one value) |
+| `agreement`, `kl` | share of tokens that the full cache chooses too, and divergence from it in nats a token |
+| `kv_bytes`, `step_bytes` | bytes of the archive in memory, its index among them; bytes of it that a step reads |
+| `floor_seconds` | time to read those bytes and the weights at the machine's measured bandwidth |
+| `peak_bytes` | most memory held, without what the run holds for all methods; null where the system does not say |
+| `seconds` | `prefill`, `score`, `write`, `load`, `first_token`, and `token`: each one after it |
+| `contexts`, `questions`, `new_tokens` | how many there were, and the mean length of an answer |
+| `policy` | how the tokens of answers read the archive |
+| `facts` | of needles: `depth`, `length` and `score` of each |
+| `note` | what is to be said of the cell, such as that its budget covers the archive |
+| `skipped`, `error` | in place of all fields from `score` on: why it cannot be measured, or what went wrong |
+| `run` | with `report` and several runs: which of them |
+""",
     "calibrate": """\
 Scores the KV heads of a model over one long text: see [methods](methods.md#head-level-methods). Scores that are there
 already, computed before or shipped with kvz, are left as they are, unless `--again` or `--text` asks for new ones.

@@ -18,6 +18,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from kvz.cli.ask import ask
+from kvz.cli.bench import bench
 from kvz.cli.calibrate import calibrate
 from kvz.cli.chat import chat
 from kvz.cli.compress import compress
@@ -47,7 +48,7 @@ def make_app() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_root)
-    for command in (compress, ask, chat, inspect, verify, calibrate, models):
+    for command in (compress, ask, chat, inspect, verify, bench, calibrate, models):
         app.command()(command)
     return app
 

@@ -37,8 +37,9 @@ class Cell(TypedDict, total=False):
     `task`, `length` (tokens asked for), `protocol` and `method` (a label like "kvzip@0.3/lowbit@256") are always there;
     a cell that was not measured has `skipped` or `error` in place of results. `score` is a mean with its 95 % interval
     `score_low` to `score_high`; `kl` and `agreement` (share of tokens) compare with the full cache; `kv_bytes` are
-    stored, `step_bytes` are read by a decode step, `peak_bytes` is the most memory held; `seconds` may have prefill,
-    score, write, load, first_token and token (each one after the first).
+    stored, `step_bytes` are read by a decode step, `floor_seconds` is the time to read them and the weights,
+    `peak_bytes` is the most memory held; `seconds` may have prefill, score, write, load, first_token and token (each
+    one after the first).
     """
 
     task: str
@@ -54,6 +55,7 @@ class Cell(TypedDict, total=False):
     agreement: float | None
     kv_bytes: int
     step_bytes: int
+    floor_seconds: float
     seconds: dict[str, float]
     peak_bytes: int
     facts: list[Fact]

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from markupsafe import Markup
 
+from kvz.bench.report.canvas import Picture
 from kvz.bench.report.cell import Cell, problems_of
 from kvz.bench.report.plots import draw_pictures
 from kvz.bench.report.table import blocks_of, summary_of
@@ -15,13 +16,20 @@ from kvz.report.page import render_page
 __all__ = ["report_page"]
 
 
-def report_page(cells: Sequence[Cell], setup: Mapping[str, str], title: str = "Benchmark") -> str:
+def report_page(
+    cells: Sequence[Cell],
+    setup: Mapping[str, str],
+    title: str = "Benchmark",
+    pictures: Sequence[Picture] | None = None,
+) -> str:
     """A page that needs nothing else. `setup` says what was measured on what: model, machine, date.
 
-    Without matplotlib it has no pictures, and says what to install.
+    `pictures` are those of the cells, where they have been drawn already. Without matplotlib it has none, and says what
+    to install.
     """
+    no_pictures = ""
     try:
-        pictures, no_pictures = draw_pictures(cells), ""
+        pictures = draw_pictures(cells) if pictures is None else pictures
     except UsageError as error:
         pictures, no_pictures = [], str(error)
     return render_page(

@@ -19,7 +19,17 @@ if TYPE_CHECKING:
 __all__ = ["csv_of", "markdown_of", "print_tables"]
 
 _KEYS = ("task", "protocol", "length", "method", "ratio", "budget")
-_MEASURES = ("score", "score_low", "score_high", "kl", "agreement", "kv_bytes", "step_bytes", "peak_bytes")
+_MEASURES = (
+    "score",
+    "score_low",
+    "score_high",
+    "kl",
+    "agreement",
+    "kv_bytes",
+    "step_bytes",
+    "floor_seconds",
+    "peak_bytes",
+)
 _PHASES = ("prefill", "score", "write", "load", "first_token", "token")
 _MEANING = re.compile(r"([\\`*\[\]<>|])")  # characters that Markdown reads
 

@@ -141,6 +141,7 @@ _COLUMNS = (
     _Column("stored", lambda cell: cell.get("kv_bytes"), _bytes),
     _Column("read a step", lambda cell: cell.get("step_bytes"), _bytes),
     _Column("a token", _phase("token"), lambda cell, v: f"{1e3 * v:.1f} ms"),
+    _Column("floor", lambda cell: cell.get("floor_seconds"), lambda cell, v: f"{1e3 * v:.1f} ms"),
     _Column("first token", _phase("first_token"), lambda cell, v: f"{v:.2f} s"),
     _Column("compress", _compress, lambda cell, v: f"{v:.2f} s"),
     _Column("load", _phase("load"), lambda cell, v: f"{v:.2f} s"),

@@ -17,6 +17,7 @@ from kvz.bench.tasks.longbench import load_longbench
 from kvz.bench.tasks.lookups import KeyValue, PrefixSuffix
 from kvz.bench.tasks.multi_hop import MultiHop
 from kvz.bench.tasks.needle import Needle
+from kvz.bench.tasks.needles import Needles
 from kvz.bench.tasks.own import load_own
 from kvz.bench.tasks.ruler_files import load_ruler
 from kvz.bench.tasks.ruler_niah import NeedleField, Niah
@@ -45,6 +46,7 @@ _PLAIN: dict[str, Callable[[str], Task]] = {
 }
 _FROM_TEXTS: dict[str, Callable[[str, Haystack], Task]] = {
     "needle": Needle,
+    "needles": Needles,
     "ruler-niah-single-2": Niah,
     "ruler-niah-single-3": partial(Niah, values=UUID),
     "ruler-niah-multikey-1": partial(Niah, hidden=4),

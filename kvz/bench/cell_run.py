@@ -1,0 +1,187 @@
+"""One method on one context: its answers, how they agree with the full cache's, its bytes and its times."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kvz.archive import Archive, load
+from kvz.bench.methods import Method
+from kvz.bench.metrics import Metric
+from kvz.bench.peak import watched
+from kvz.bench.plan import Planned
+from kvz.bench.prefilled import Made, Prefilled, Talk
+from kvz.bench.repeat_kv import repeat_kv_reading
+from kvz.bench.teacher import agreement_of
+from kvz.cache.tail import Tail
+from kvz.decode.conversation import Conversation
+from kvz.decode.decoding import Reading
+from kvz.decode.run import Answer
+from kvz.decode.session import Session
+from kvz.documents import document_from_text
+from kvz.errors import OutputError
+from kvz.manifest_of import manifest_of, parameters_of
+
+__all__ = ["Part", "measure", "measure_expanded"]
+
+Part = dict[str, Any]
+"""What one context gave for a cell, as its line in samples.jsonl has it."""
+
+_STEPS = 16  # tokens whose times the baseline of expanded keys and values is measured by
+
+
+@dataclass
+class _Asked:
+    """What was asked of a method so far."""
+
+    answers: list[Answer] = field(default_factory=list)
+    scores: list[float] = field(default_factory=list)
+    agreement: list[float] = field(default_factory=list)
+    kl: list[float] = field(default_factory=list)
+    made: list[Made] = field(default_factory=list)
+    policies: set[str] = field(default_factory=set)
+    step_bytes: list[float] = field(default_factory=list)
+
+
+@torch.inference_mode()
+def measure(prefilled: Prefilled, cell: Planned, metric: Metric, stored: bool) -> Part:
+    """Measure one method on one context; `stored`: its archive is also written to a file and loaded, for the times.
+
+    Raises Impossible, and whatever goes wrong.
+    """
+    method, asked = cell.method, _Asked()
+    with watched(prefilled.model.device) as peak:
+        for question, talks in _archives(prefilled, cell):
+            made = prefilled.made(method, question)
+            _ask(prefilled, cell, made, talks, metric, asked)
+        held = peak()
+    first = asked.made[0]
+    own = max(made.cache.nbytes + made.cache.index_nbytes for made in asked.made)
+    shared = prefilled.shared_bytes - (prefilled.whole[0].nbytes if not method.evicts else 0)
+    return {
+        **_results(asked),
+        "kv_bytes": own,
+        "step_bytes": round(statistics.fmean(asked.step_bytes)),
+        "peak_bytes": None if held is None else held - shared,
+        "whole": method.evicts and first.demand.keeps_everything,
+        "policy": ", ".join(sorted(asked.policies)),
+        "seconds": {
+            "prefill": prefilled.prefill_seconds,
+            "score": statistics.fmean(made.score_seconds for made in asked.made),
+            **(_stored(prefilled, first) if stored else {}),
+            **_answer_seconds(asked.answers),
+        },
+    }
+
+
+@torch.inference_mode()
+def measure_expanded(prefilled: Prefilled, full: Part) -> Part:
+    """The full cache's own results, with the time and bytes of steps that expand keys and values to query heads."""
+    cache = prefilled.whole[0]
+    session = prefilled.session(cache)
+    reading = repeat_kv_reading(cache)
+    question = prefilled.sample.questions[0].text
+    ids = session.ids_of(question)
+    tail = Tail(prefilled.model.geometry.shapes, len(ids) + _STEPS, prefilled.model.dtype, prefilled.model.device)
+    with watched(prefilled.model.device) as peak:
+        answer = session.answer(ids, session.growing(len(ids), _STEPS), tail, reading, lambda piece: None)
+        held = peak()
+    heads = prefilled.model.geometry.query_heads
+    step = 0.0
+    for layer in cache.layers:  # those that slide are never expanded
+        copies = heads / layer.heads if layer.window is None else 1
+        step += (layer.keys.nbytes + layer.values.nbytes) * copies
+    times = {name: value for name, value in full["seconds"].items() if name != "token"}
+    if answer.token_seconds is not None:
+        times["token"] = answer.token_seconds
+    peak_bytes = None if held is None else held - prefilled.shared_bytes + cache.nbytes
+    return {**full, "step_bytes": round(step), "peak_bytes": peak_bytes, "policy": reading.policy, "seconds": times}
+
+
+def _archives(prefilled: Prefilled, cell: Planned) -> Iterator[tuple[str | None, list[Talk]]]:
+    """The question that each archive is made with, if any, and what is asked of it."""
+    talks = prefilled.talks(cell.turns)
+    if cell.sees_questions:
+        yield from ((talk.questions[0].text, [talk]) for talk in talks)
+    elif cell.turns and cell.method.takes_question:
+        yield talks[0].questions[0].text, talks
+    else:
+        yield None, talks
+
+
+def _ask(prefilled: Prefilled, cell: Planned, made: Made, talks: Sequence[Talk], metric: Metric, asked: _Asked) -> None:
+    method = cell.method
+    session = prefilled.session(made.cache, method)
+    teacher = prefilled.teacher(session.cache, session.reading, cell.turns)
+    for talk in talks:
+        answers = _answers(prefilled, session, method, talk, cell.turns)
+        for question, answer, full, ours in zip(
+            talk.questions, answers, talk.log_probs, teacher.read(talk.script), strict=True
+        ):
+            same, divergence = agreement_of(full, ours)
+            asked.answers.append(answer)
+            asked.scores.append(metric.score(answer.text, question))
+            asked.agreement.append(same)
+            asked.kl.append(divergence)
+        asked.step_bytes.append(_read_bytes(session.reading, teacher.tokens.read))
+    asked.made.append(made)
+    asked.policies.add(session.policy)
+
+
+def _answers(prefilled: Prefilled, session: Session, method: Method, talk: Talk, turns: bool) -> Sequence[Answer]:
+    """Greedy answers; those of the full cache were given already."""
+    if not method.evicts and session.policy == "dense":
+        return talk.answers
+    asker = Conversation(session) if turns else session
+    return [asker.ask(question.text, prefilled.new_tokens) for question in talk.questions]
+
+
+def _results(asked: _Asked) -> Part:
+    return {
+        "scores": asked.scores,
+        "agreement": [round(value, 6) for value in asked.agreement],
+        "kl": [round(value, 6) for value in asked.kl],
+        "answers": [answer.text for answer in asked.answers],
+        "new_tokens": [answer.new_tokens for answer in asked.answers],
+    }
+
+
+def _answer_seconds(answers: Sequence[Answer]) -> dict[str, float]:
+    """Medians over answers: the first call of a kernel compiles it."""
+    times = {"first_token": statistics.median(answer.first_token_seconds for answer in answers)}
+    steps = [answer.token_seconds for answer in answers if answer.token_seconds is not None]
+    return {**times, "token": statistics.median(steps)} if steps else times
+
+
+def _read_bytes(reading: Reading, read: Callable[[int], float]) -> float:
+    """Bytes of the archive that a step reads, with what it takes to choose them."""
+    layers = enumerate(reading.cache.layers)
+    return sum(read(i) * 2 * x.keys.shape[1] * x.keys.element_size() for i, x in layers)
+
+
+def _stored(prefilled: Prefilled, made: Made) -> dict[str, float]:
+    """Seconds to evict and write the archive, and to load it with its checksums verified."""
+    model, frame = prefilled.model, prefilled.context.frame
+    source = document_from_text(prefilled.sample.context, "context")
+    parameters = parameters_of(made.recipe, model, frame, len(prefilled.context.ids))
+    manifest = manifest_of(source, model, made.recipe, frame, parameters, 0, made.kept, made.demand.budget)
+    ids = torch.tensor([*frame.prefix_ids, *prefilled.context.ids], dtype=torch.int32)
+    archive = Archive(manifest, made.cache, ids)
+    try:
+        with tempfile.TemporaryDirectory(prefix="kvz-bench-") as folder:
+            path = Path(folder) / "bench.kvz"
+            began = time.perf_counter()
+            archive.save(path)
+            written = time.perf_counter()
+            load(path)
+            loaded = time.perf_counter()
+    except (OutputError, OSError):  # no room for it: the times are left out
+        return {}
+    return {"write": made.evict_seconds + written - began, "load": loaded - written}

@@ -1,0 +1,117 @@
+"""What a run measures: the user's words checked, and what stands where they say nothing."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvz.bench.contexts import shown
+from kvz.bench.methods import Method, parse_methods
+from kvz.bench.plan import AUTO, check_protocol
+from kvz.bench.tasks.registry import make_task, needs_data, takes_texts
+from kvz.bench.tasks.task import Task
+from kvz.errors import UsageError
+from kvz.models.language_model import LanguageModel
+from kvz.version import __version__
+
+__all__ = ["Settings", "config_of", "make_settings"]
+
+_LENGTH, _SAMPLES = 2000, 10
+_QUICK_TASKS = {"needle": 3, "needles": 2}  # contexts of each
+_QUICK_LENGTH, _QUICK_SAMPLES = 1000, 3
+_METHODS = ("default", "snapkv", "rocketkv", "default/lowbit")
+_MOST_SEED = 2**32
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Tasks, methods, lengths in tokens, contexts of each task, and how questions are asked."""
+
+    tasks: tuple[Task, ...]
+    methods: tuple[Method, ...]
+    lengths: tuple[int, ...]
+    samples: Mapping[str, int]
+    seed: int = 0
+    protocol: str = AUTO
+    data: Path | None = None
+    texts: Path | None = None
+
+
+def make_settings(
+    tasks: Sequence[str] = (),
+    methods: Sequence[str] = (),
+    ratios: Sequence[float] = (),
+    budgets: Sequence[int] = (),
+    lengths: Sequence[int] = (),
+    samples: int | None = None,
+    seed: int = 0,
+    protocol: str = AUTO,
+    data: Path | None = None,
+    texts: Path | None = None,
+    quick: bool = False,
+) -> Settings:
+    """The settings of a run; without tasks it is a quick one. Raises UsageError for what does not exist or fit."""
+    check_protocol(protocol)
+    if any(length < 1 for length in lengths) or (samples is not None and samples < 1):
+        raise UsageError("a length and a number of samples are 1 or more")
+    if not 0 <= seed < _MOST_SEED:
+        raise UsageError(f"seed {seed}: give a number from 0 to {_MOST_SEED - 1}")
+    quick = quick or not tasks
+    names = list(dict.fromkeys(tasks or _QUICK_TASKS))
+    made = parse_methods(methods or _METHODS, ratios, budgets)
+    _check_unused(made, ratios, budgets)
+    if data is not None and not any(map(needs_data, names)):
+        raise UsageError(f"--data is for tasks that are read from a file, not for {', '.join(names)}; leave it out")
+    if texts is not None and not any(map(takes_texts, names)):
+        raise UsageError(f"--texts is for tasks that hide things in text, not for {', '.join(names)}; leave it out")
+    of_task = _QUICK_TASKS if not tasks else {}
+    usual = _QUICK_SAMPLES if quick else _SAMPLES
+    return Settings(
+        tasks=tuple(make_task(name, data, texts) for name in names),
+        methods=tuple(made),
+        lengths=tuple(dict.fromkeys(lengths)) or (_QUICK_LENGTH if quick else _LENGTH,),
+        samples={name: samples or of_task.get(name, usual) for name in names},
+        seed=seed,
+        protocol=protocol,
+        data=data,
+        texts=texts,
+    )
+
+
+def config_of(settings: Settings, model: LanguageModel) -> dict[str, Any]:
+    """All that shapes the results, for config.json. Files are named without their folders, with a digest."""
+    return {
+        "kvz": __version__,
+        "model": shown(model.source.id),
+        "fingerprint": model.identity.fingerprints.model,
+        "dtype": model.dtype_name,
+        "device": model.device.type,
+        "tasks": [task.name for task in settings.tasks],
+        "methods": [method.label for method in settings.methods],
+        "lengths": list(settings.lengths),
+        "samples": dict(settings.samples),
+        "seed": settings.seed,
+        "protocol": settings.protocol,
+        "data": _named(settings.data),
+        "texts": _named(settings.texts),
+    }
+
+
+def _check_unused(methods: Sequence[Method], ratios: Sequence[float], budgets: Sequence[int]) -> None:
+    if ratios and not any(method.ratio in ratios for method in methods):
+        raise UsageError("--ratio is for methods that compress and have no number of their own; leave it out")
+    numbers = {number for method in methods for number in (method.budget, method.keep)}
+    if budgets and not numbers & set(budgets):
+        raise UsageError("--budget is for methods that have no number of their own; leave it out")
+
+
+def _named(path: Path | None) -> dict[str, str] | None:
+    """A file's name and digest; of a folder, that of its texts."""
+    if path is None:
+        return None
+    files = sorted(path.glob("*.txt")) if path.is_dir() else [path] if path.is_file() else []
+    digest = hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()
+    return {"name": path.name if files else str(path), "sha256": digest if files else ""}

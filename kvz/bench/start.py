@@ -1,0 +1,109 @@
+"""From settings and a model to a run: its plan, its estimates, its folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kvz.bench.environment import describe_environment, device_bandwidth, step_weight_bytes
+from kvz.bench.estimate import Speed, estimate_cell, measure_speed
+from kvz.bench.plan import Key, Planned, plan_cells
+from kvz.bench.run_folder import RunFolder
+from kvz.bench.runner import Bench, run_cells
+from kvz.bench.settings import Settings, config_of
+from kvz.models.identity import ModelIdentity, identify_model
+from kvz.models.language_model import LanguageModel
+
+__all__ = ["Run", "estimated", "start_run"]
+
+_HALF = ("bfloat16", "float16", "auto")
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A run that is ready to measure. Leave its context to let others use the folder."""
+
+    settings: Settings
+    model: LanguageModel
+    folder: RunFolder
+    plan: list[Planned]
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.folder.close()
+
+    def measure(
+        self, say: Callable[[str], None], told: Callable[[dict[str, Any]], None], interrupted: Callable[[], bool]
+    ) -> None:
+        """Measure what is not there yet; see `run_cells`."""
+        if len(self.folder.cells) >= len(self.plan):
+            return
+        model, settings = self.model, self.settings
+        bandwidth = device_bandwidth(model.device)
+        self.folder.add_environment(describe_environment(model, bandwidth))
+        bench = Bench(
+            model=model,
+            folder=self.folder,
+            tasks={task.name: task for task in settings.tasks},
+            seed=settings.seed,
+            weight_bytes=step_weight_bytes(model),
+            bandwidth=bandwidth,
+            estimates=_estimates(settings, self.plan, model.identity, model.dtype, model.device),
+            say=say,
+            told=lambda cell: told(dict(cell)),
+            interrupted=interrupted,
+        )
+        run_cells(bench, self.plan)
+
+
+def start_run(settings: Settings, model: LanguageModel, path: Path, anew: bool) -> Run:
+    """The run of these settings in a folder, which may have been begun before.
+
+    Raises UsageError if the folder holds another one, unless it is to start `anew`.
+    """
+    plan = _planned(settings, model.identity)
+    return Run(settings, model, RunFolder(path, config_of(settings, model), anew), plan)
+
+
+def estimated(
+    settings: Settings, name: str | None, device: str, dtype: str, say: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    """The cells of a run, each with an estimate of its seconds or why it is skipped; no weights are loaded."""
+    identity = identify_model(name, say)
+    kind = torch.bfloat16 if dtype in _HALF else torch.float32
+    cuda = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
+    plan = _planned(settings, identity)
+    seconds = _estimates(settings, plan, identity, kind, torch.device("cuda" if cuda else "cpu"))
+    return [
+        {
+            "task": cell.task,
+            "length": cell.length,
+            "protocol": cell.protocol,
+            "method": cell.method.label,
+            "contexts": cell.samples,
+            "estimated_seconds": round(seconds[cell.key] * cell.samples, 2),
+            "skipped": cell.skipped,
+        }
+        for cell in plan
+    ]
+
+
+def _planned(settings: Settings, identity: ModelIdentity) -> list[Planned]:
+    positions = identity.geometry.max_positions
+    return plan_cells(
+        settings.tasks, settings.lengths, settings.methods, settings.protocol, settings.samples, positions
+    )
+
+
+def _estimates(
+    settings: Settings, plan: list[Planned], identity: ModelIdentity, dtype: torch.dtype, device: torch.device
+) -> dict[Key, float]:
+    speed: Speed = measure_speed(dtype, device)
+    tasks = {task.name: task for task in settings.tasks}
+    return {cell.key: estimate_cell(cell, tasks[cell.task], identity, dtype.itemsize, speed) for cell in plan}

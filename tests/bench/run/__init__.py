@@ -1,0 +1,1 @@
+"""kvz bench: its methods, plans, cells, folders and the command."""

@@ -1,0 +1,131 @@
+"""What is measured of a cell, against the archive commands and against transformers."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+import kvz
+from kvz.bench.aggregate import cell_of
+from kvz.bench.cell_run import Part, measure, measure_expanded
+from kvz.bench.methods import FULL, parse_methods
+from kvz.bench.metrics import ANY_FOUND
+from kvz.bench.plan import Planned
+from kvz.bench.prefilled import Impossible, Prefilled, check_room
+from kvz.bench.repeat_kv import repeat_kv_reading
+from kvz.bench.tasks.task import Question, Sample
+from kvz.bench.teacher import Teacher, agreement_of
+from kvz.decode.conversation import Conversation
+from kvz.decode.decoding import Decoding
+from kvz.models.language_model import LanguageModel
+from kvz.scoring.snapkv import SnapKV
+from tests.conftest import TEXT
+
+QUESTIONS = ("Where is the key?", "Who keeps the ledger?")
+SAMPLE = Sample(TEXT, tuple(Question(text, ("clock",)) for text in QUESTIONS), {"depth": 0.5, "length": 200})
+NEW = 9
+
+
+@pytest.fixture(scope="module")
+def prefilled(tiny: LanguageModel) -> Prefilled:
+    return Prefilled(tiny, SAMPLE, NEW)
+
+
+def planned(spec: str, protocol: str) -> Planned:
+    [method] = parse_methods([spec])
+    return Planned("own", 200, protocol, method, 1)
+
+
+def measured(prefilled: Prefilled, spec: str, protocol: str = "multi-query") -> Part:
+    return measure(prefilled, planned(spec, protocol), ANY_FOUND, stored=True)
+
+
+@pytest.mark.parametrize("protocol", ["single-shot", "multi-query", "multi-turn"])
+def test_all_pairs_agree_with_the_full_cache(prefilled: Prefilled, protocol: str) -> None:
+    for spec in ("full", "kvzip@1", "snapkv@1"):
+        part = measured(prefilled, spec, protocol)
+        assert part["agreement"] == [1, 1]
+        assert part["kl"] == pytest.approx([0, 0], abs=1e-6)
+        assert part["answers"] == measured(prefilled, "full", protocol)["answers"]
+    few = measured(prefilled, "kvzip@0.1", protocol)
+    assert min(few["kl"]) > 0.01
+    assert few["kv_bytes"] < 0.3 * part["kv_bytes"]
+
+
+def test_answers_are_those_of_archives(prefilled: Prefilled, tiny: LanguageModel) -> None:
+    archive = kvz.compress(TEXT, tiny, ratio=0.3, method="kvzip")
+    assert measured(prefilled, "kvzip@0.3")["answers"] == [archive.ask(text, NEW).text for text in QUESTIONS]
+    session = archive.session(decoding=Decoding("hsa", 16))
+    part = measured(prefilled, "kvzip@0.3/hsa@16")
+    assert part["answers"] == [session.ask(text, NEW).text for text in QUESTIONS]
+    pairs = session.ask(QUESTIONS[0], NEW).pairs_read
+    assert part["step_bytes"] == pytest.approx(pairs * 2 * 16 * 4, abs=1)
+    talk = Conversation(archive.session(decoding=Decoding()))
+    assert measured(prefilled, "kvzip@0.3", "multi-turn")["answers"] == [talk.ask(text, NEW).text for text in QUESTIONS]
+
+
+def test_a_question_is_seen_in_single_shot_only(prefilled: Prefilled, tiny: LanguageModel) -> None:
+    unseen = kvz.compress(TEXT, tiny, ratio=0.3, method="snapkv")
+    assert measured(prefilled, "snapkv@0.3")["answers"] == [unseen.ask(text, NEW).text for text in QUESTIONS]
+    seen = [kvz.compress(TEXT, tiny, ratio=0.3, method=SnapKV(query=text)).ask(text, NEW).text for text in QUESTIONS]
+    assert measured(prefilled, "snapkv@0.3", "single-shot")["answers"] == seen
+    first = Conversation(kvz.compress(TEXT, tiny, ratio=0.3, method=SnapKV(query=QUESTIONS[0])).session())
+    assert measured(prefilled, "snapkv@0.3", "multi-turn")["answers"] == [first.ask(t, NEW).text for t in QUESTIONS]
+
+
+def test_a_conversation_is_what_transformers_reads(prefilled: Prefilled, tiny_folder: Path) -> None:
+    network = transformers.AutoModelForCausalLM.from_pretrained(str(tiny_folder), dtype=torch.float64).eval()
+    [talk] = prefilled.talks(True)
+    ids = [*prefilled.context.frame.prefix_ids, *prefilled.context.ids]
+    for (question, answer), told in zip(talk.script, talk.log_probs, strict=True):
+        ids += [*question, *answer]
+        logits = network(torch.tensor([ids])).logits[0, -len(answer) - 1 :]
+        torch.testing.assert_close(told.double(), logits.log_softmax(-1), atol=1e-3, rtol=1e-3)
+
+
+def test_agreement_by_hand() -> None:
+    full = torch.tensor([[0.5, 0.25, 0.25], [0.1, 0.8, 0.1]]).log()
+    ours = torch.tensor([[0.25, 0.5, 0.25], [0.1, 0.8, 0.1]]).log()
+    same, divergence = agreement_of(full, ours)
+    assert same == 0.5
+    assert divergence == pytest.approx((0.5 * math.log(2) + 0.25 * math.log(0.5)) / 2)
+
+
+def test_expanded_keys_and_values_give_the_same(prefilled: Prefilled, tiny: LanguageModel) -> None:
+    cache = prefilled.whole[0]
+    [one] = Teacher(tiny, cache, repeat_kv_reading(cache)).read(prefilled.talks(False)[0].script)
+    torch.testing.assert_close(one, prefilled.talks(False)[0].log_probs[0], atol=1e-4, rtol=1e-4)
+    full = measured(prefilled, "full")
+    expanded = measure_expanded(prefilled, full)
+    assert expanded["answers"] == full["answers"]
+    assert expanded["step_bytes"] == 3 * full["step_bytes"]  # query heads for each KV head
+    assert expanded["seconds"]["token"] > 0
+
+
+def test_a_cell_is_the_mean_over_contexts(prefilled: Prefilled) -> None:
+    part = {**measured(prefilled, "full"), "facts": SAMPLE.facts}
+    parts = [{**part, "scores": scores} for scores in ([1.0, 1.0], [0.0, 1.0], [0.5, 0.5])]
+    cell = cell_of(planned("full", "multi-query"), parts, weight_bytes=1000, bandwidth=2e3)
+    assert cell["score"] == pytest.approx((1 + 0.5 + 0.5) / 3)
+    assert 0.5 <= cell["score_low"] <= cell["score"] <= cell["score_high"] <= 1
+    assert cell["floor_seconds"] == pytest.approx((1000 + part["step_bytes"]) / 2e3)
+    assert [fact["score"] for fact in cell["facts"]] == [1, 0.5, 0.5]
+    assert {"prefill", "score", "write", "load", "first_token", "token"} == set(cell["seconds"])
+    assert cell["peak_bytes"] > 1e6
+    one = cell_of(planned("full", "multi-query"), [{**part, "scores": [1.0]}], 1, 1.0)
+    assert "score_low" not in one
+
+
+def test_what_does_not_fit_is_impossible(tiny: LanguageModel, prefilled: Prefilled) -> None:
+    check_room(tiny, SAMPLE, NEW, turns=True)
+    with pytest.raises(Impossible, match="4096"):
+        check_room(tiny, SAMPLE, 4000, turns=False)
+    with pytest.raises(Impossible, match="too small"):
+        measured(prefilled, "snapkv@0.01")
+    with pytest.raises(Impossible, match="calibrate"):
+        measured(prefilled, "duo@0.5")
+    assert FULL.recipe().method.name == "full"

@@ -1,0 +1,74 @@
+"""A run's folder: what goes on, what is refused, and what a kill leaves behind."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvz.bench.run_folder import RunFolder, read_run
+from kvz.errors import OutputError, UsageError
+
+CONFIG = {"tasks": ["needle"], "seed": 0, "lengths": (100,)}
+
+
+def cell(method: str, **more: Any) -> dict[str, Any]:
+    return {"task": "needle", "length": 100, "protocol": "single-shot", "method": method, "score": 1.0, **more}
+
+
+def test_what_was_written_is_there_again(tmp_path: Path) -> None:
+    path = tmp_path / "runs" / "a"
+    with RunFolder(path, CONFIG) as folder:
+        folder.add_cell(cell("full", answer="é\u2028\n"))
+        folder.add_sample({**cell("full"), "sample": 0, "scores": [1.0]})
+        folder.add_environment({"kvz": "1"})
+    with RunFolder(path, CONFIG) as folder:
+        assert folder.cells == [cell("full", answer="é\u2028\n")]
+        assert [part["sample"] for part in folder.samples] == [0]
+        assert folder.corrupt == []
+        folder.add_environment({"kvz": "2"})
+    config, cells, environments, corrupt = read_run(path)
+    assert (config["seed"], len(cells), environments, corrupt) == (0, 1, [{"kvz": "1"}, {"kvz": "2"}], [])
+
+
+def test_bad_lines_are_dropped_and_named(tmp_path: Path) -> None:
+    with RunFolder(tmp_path / "run", CONFIG) as folder:
+        for name in ("a", "b", "c"):
+            folder.add_cell(cell(name))
+    path = tmp_path / "run" / "cells.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(lines[0] + b"{}\n" + b"\xff\n" + b"[1]\n" + lines[1] + lines[2][:40])
+    assert read_run(tmp_path / "run")[3] == [f"cells.jsonl, line {number}" for number in (2, 3, 4, 6)]
+    with RunFolder(tmp_path / "run", CONFIG) as folder:
+        assert [line["method"] for line in folder.cells] == ["a", "b"]
+        assert len(folder.corrupt) == 4
+        folder.add_cell(cell("c"))
+    assert path.read_bytes() == b"".join(lines)
+
+
+def test_another_run_is_refused_unless_forced(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    with RunFolder(path, CONFIG) as folder:
+        folder.add_cell(cell("full"))
+        with pytest.raises(OutputError, match="another process"):
+            RunFolder(path, CONFIG)
+    with pytest.raises(UsageError, match=r"lengths \[100\] there, \[200\] here; seed 0 there, 1 here"):
+        RunFolder(path, {**CONFIG, "seed": 1, "lengths": [200]})
+    assert len(read_run(path)[1]) == 1
+    with RunFolder(path, {**CONFIG, "seed": 1}, anew=True) as folder:
+        assert folder.cells == []
+    assert json.loads((path / "config.json").read_text())["seed"] == 1
+
+
+def test_folders_of_something_else_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(UsageError, match="not empty"):
+        RunFolder(tmp_path, CONFIG)
+    with pytest.raises(UsageError, match="is a file"):
+        RunFolder(tmp_path / "notes.txt", CONFIG)
+    with pytest.raises(UsageError, match="no run"):
+        read_run(tmp_path)
+    with RunFolder(tmp_path, CONFIG, anew=True):
+        assert (tmp_path / "notes.txt").read_text() == "mine"
