@@ -27,7 +27,7 @@ class KeyValue:
     asked: int = 5
     metric: Metric = ALL_FOUND
     shared: bool = True
-    new_tokens: int = 64
+    new_tokens: int = 96
     licence: str = "made here"
 
     def samples(self, counter: Counter, tokens: int, count: int, seed: int) -> list[Sample]:
@@ -43,7 +43,10 @@ class KeyValue:
             entries = hide(others(count), wanted, _evenly(self.asked), "")
             return f"This is a list of keys with values.\n\n{{\n{entries.rstrip(',')}\n}}"
 
-        questions = [Question(f'What is the value of the key "{key}"?', (value,)) for key, value in pairs]
+        questions = [
+            Question(f'What is the value of the key "{key}"? Answer with the value alone.', (value,))
+            for key, value in pairs
+        ]
         draw.shuffle(questions)
         return Sample(fit(listed, counter, tokens), tuple(questions), {"length": tokens})
 
