@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["chosen_step", "is_to_be_compiled", "plane_scores", "plane_step", "ragged_step"]
 
 _LEAST_SHARE = 256  # pairs: with fewer, a second thread costs more than it saves
+_MOST_SHARES = 32
 _KERNELS = {"dense": "ragged_step", "lowbit": "plane_step"}
 """The kernel of a policy's steps, by the name of its file; of all others it is `chosen_step`."""
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -30,7 +31,7 @@ def ragged_step(keys: Tensor, values: Tensor, bounds: Sequence[int]) -> RaggedSt
         return None
     from kvz.kernels.cpu.ragged_step import RaggedStep
 
-    return RaggedStep.of(keys, values, bounds, max(1, min(torch.get_num_threads(), bounds[-1] // _LEAST_SHARE)))
+    return RaggedStep.of(keys, values, bounds, _shares(bounds[-1]))
 
 
 def chosen_step(keys: Tensor, values: Tensor, bounds: tuple[int, ...], prefix: int) -> ChosenStep | None:
@@ -58,6 +59,11 @@ def plane_scores(index: BitPlanes, rows: Sequence[int], lengths: Sequence[int]) 
     from kvz.kernels.cpu.plane_scores import PlaneScores
 
     return PlaneScores.of(index, rows, lengths)
+
+
+def _shares(pairs: int) -> int:
+    """Shares of a layer: a power of two, and the same for any number of threads, so that sums are too."""
+    return 1 << (max(1, min(_MOST_SHARES, pairs // _LEAST_SHARE)).bit_length() - 1)
 
 
 def is_to_be_compiled(device: torch.device, policy: str) -> bool:

@@ -10,6 +10,7 @@ import torch
 from kvz.cache.index import NO_INDEX, make_index_plan
 from kvz.cache.tail import Tail
 from kvz.compression import compress
+from kvz.decode.beside import Beside
 from kvz.decode.budget import rocket_budget, rocket_kept
 from kvz.decode.conversation import Conversation
 from kvz.decode.decoding import Decoding
@@ -57,7 +58,7 @@ def test_mt_lets_an_answer_choose_only_from_what_its_question_left_open(tiny: La
     for tokens in (1, 20, 50):
         first = FirstStage(archive.cache, prefix, 64, dense)
         query, tail = torch.randn(2, 3, tokens, 16), (torch.randn(2, 3 * tokens, 16), torch.randn(2, 3 * tokens))
-        first.attend(1, query, 0.25, tail)
+        first.attend(1, query, 0.25, Beside(lambda own=tail: own))  # type: ignore[misc]
         stored, chosen = archive.cache.layers[1], first.chosen[1]
         keep = first.kept(stored.bounds[1], 16)
         for head in range(2):

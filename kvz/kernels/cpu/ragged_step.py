@@ -24,7 +24,7 @@ __all__ = ["RaggedStep"]
 
 @dataclass(frozen=True, eq=False)
 class RaggedStep:
-    """A layer's pairs, `keys, values [sum,D]`, cut into equal shares for the threads.
+    """A layer's pairs, `keys, values [sum,D]`, cut into equal shares, `programs` of them, for the threads.
 
     `segments [S,3]`: head, first and last row, in shares[p]:shares[p + 1] those of program p; `slots [H+1]`: where the
     segments of each head begin, for they are in the order of the heads.
