@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import inspect
+import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ import transformers
 import kvz
 from kvz.archive import Archive, seam_of
 from kvz.compression import compress
+from kvz.kernels import decode_step
 from kvz.models.language_model import LanguageModel, load_model
 from kvz.prompt import question_ids
 from tests.conftest import TEXT, example
@@ -95,18 +98,30 @@ def first_logits(archive: Archive, model: LanguageModel) -> torch.Tensor:
     return torch.stack(rows)
 
 
-def test_loaded_in_another_process_gives_the_same_bits(tmp_path, tiny, tiny_folder):
+def from_another_process(folder: Path, archive: Archive, model_folder: Path, environment: dict[str, str]) -> Any:
+    """An archive's pairs and `first_logits` as a process of its own has them after loading it."""
+    archive.save(folder / "a.kvz", overwrite=True)
+    command = [sys.executable, "-c", LOGITS_SCRIPT, str(folder / "a.kvz"), str(model_folder), str(folder / "out.pt")]
+    subprocess.run(command, check=True, env={**os.environ, **environment})
+    return torch.load(folder / "out.pt")
+
+
+def test_loaded_in_another_process_gives_the_same_bits(tmp_path, tiny, tiny_folder, monkeypatch):
+    monkeypatch.setattr(decode_step, "_has_numba", lambda: False)
     archive = compress(TEXT * 8, tiny, ratio=0.3)
-    archive.save(tmp_path / "a.kvz")
-    command = [sys.executable, "-c", LOGITS_SCRIPT, str(tmp_path / "a.kvz"), str(tiny_folder), str(tmp_path / "out.pt")]
-    subprocess.run(command, check=True)
-    pairs, logits = torch.load(tmp_path / "out.pt")
+    pairs, logits = from_another_process(tmp_path, archive, tiny_folder, {"NUMBA_DISABLE_JIT": "1"})
     for layer, loaded in zip(archive.cache.layers, pairs, strict=True):
         for ours, theirs in zip((layer.keys, layer.values, layer.positions), loaded, strict=True):
             assert torch.equal(ours, theirs)
+    assert torch.equal(logits, first_logits(archive, tiny))
+
+
+def test_kernels_give_the_same_logits_in_another_process(tmp_path, tiny, tiny_folder):
+    archive = compress(TEXT * 8, tiny, ratio=0.3)
+    _, logits = from_another_process(tmp_path, archive, tiny_folder, {})
     expected = first_logits(archive, tiny)
     assert torch.equal(logits[0], expected[0])
-    # Steps are by kernels that each process may have compiled for itself, and sums may then end in another last bit.
+    # Steps by kernels have been seen to differ in the last bit between processes, now and then; why is not known.
     torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5)
 
 
