@@ -149,6 +149,7 @@ def test_sampling_on_the_device() -> None:
     assert set(likely.tolist()) == {0}
     again = DeviceSampler(Sampling(1.0, seed=3), torch.device("cpu"))
     assert torch.equal(again.choose(logits), drawn)
+    assert not torch.equal(DeviceSampler(Sampling(1.0, seed=4), torch.device("cpu")).choose(logits), drawn)
     again.restart(3)
     assert torch.equal(again.choose(logits), drawn)
 
@@ -216,7 +217,6 @@ def test_a_seed_draws_the_same_answer_whatever_was_asked_before(archive: Archive
         growing = session.growing(len(ids), 15)
         decoder.answer(ids, growing, 15, lambda piece: None, 7)
         assert tuple(growing.ids) == answer
-    assert first != stepped(session, QUESTIONS[0], 15, Sampling(1.5, seed=8))
 
 
 @pytest.mark.parametrize("decoding", DECODINGS, ids=lambda d: d.policy)
