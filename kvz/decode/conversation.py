@@ -79,8 +79,10 @@ class Conversation:
         if self.turns:
             ids = self._unread + later_ids(session.model.tokenizer, self._turn, question)
         growing = session.growing(len(ids), max_new_tokens, sampling, history=before)
-        self._reserve(before + len(ids) + min(max_new_tokens, session.room(len(ids), history=before)))
+        self._reserve(before + len(ids) + growing.limit)
         try:
+            if session.goes_by_steps(self._reading):
+                return session.answer_by_steps(ids, growing, self._reading, sampling, stream, self._tail)
             return session.answer(ids, growing, self._tail, self._reading, stream)
         finally:
             self._close(growing, before, len(ids))

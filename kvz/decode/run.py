@@ -50,7 +50,7 @@ class Answer:
 
 
 class Growing:
-    """An answer's tokens and text as they come; `stop` is None until something ends it."""
+    """An answer's tokens and text as they come, `limit` tokens at most; `stop` is None until something ends it."""
 
     def __init__(self, model: LanguageModel, seam: Seam, limit: int, at_limit: str, sampling: Sampling | None) -> None:
         """At most `limit` tokens, and `at_limit` says in a word what ends it then."""
@@ -59,7 +59,7 @@ class Growing:
         self._tokenizer = model.tokenizer
         self._text = TextStream(model.tokenizer, seam.stop_texts)
         self._stop_ids = seam.stop_ids
-        self._limit = limit
+        self.limit = limit
         self._at_limit = at_limit
         self._sampler = Sampler(sampling or Sampling())
 
@@ -89,7 +89,7 @@ class Growing:
         piece = self._text.push(token)
         if self._text.stopped:
             self.stop = "end"
-        elif len(self.ids) == self._limit:
+        elif len(self.ids) == self.limit:
             self.stop = self._at_limit
         return piece if self.stop is None else piece + self._text.finish()
 

@@ -67,10 +67,9 @@ class Session:
         """
         ids = self.ids_of(question)
         growing = self.growing(len(ids), max_new_tokens, sampling)
-        limit = min(max_new_tokens, self.room(len(ids)))
-        if self.model.device.type == "cuda" and self.reading.steps is not None:
-            return self._answer_by_steps(ids, growing, limit, sampling, stream)
-        tail = self._fresh_tail(len(ids) + limit)
+        if self.goes_by_steps(self.reading):
+            return self.answer_by_steps(ids, growing, self.reading, sampling, stream)
+        tail = self._fresh_tail(len(ids) + growing.limit)
         answer = self.answer(ids, growing, tail, self.reading, stream)
         self._tail = tail
         return answer
@@ -121,20 +120,31 @@ class Session:
         seconds = run.answer(ids, growing, stream)
         return self._made(ids, growing, seconds, tail.nbytes, reading.policy, store.pairs_read)
 
-    def _answer_by_steps(
-        self, ids: list[int], growing: Growing, limit: int, sampling: Sampling | None, stream: Callable[[str], None]
+    def goes_by_steps(self, reading: Reading) -> bool:
+        """Whether answers are made by steps that do not wait for the host."""
+        return self.model.device.type == "cuda" and reading.steps is not None
+
+    def answer_by_steps(
+        self,
+        ids: list[int],
+        growing: Growing,
+        reading: Reading,
+        sampling: Sampling | None,
+        stream: Callable[[str], None],
+        history: Tail | None = None,
     ) -> Answer:
-        """The same by steps that do not wait for the host; the decoder is taken out while it is in use."""
+        """The same by such steps, after the tokens of `history`; the decoder is taken out while it is in use."""
         kept, self._decoder = self._decoder, None
         settings = sampling or Sampling()
-        wanted = (self.reading, replace(settings, seed=None))
+        wanted = (reading, replace(settings, seed=None))
         decoder = kept[1] if kept is not None and kept[0] == wanted else None
         del kept  # freed before another one is made
         decoder = decoder or StepDecoder(self.model, *wanted)
-        took = decoder.answer(ids, growing, limit, stream, settings.seed)
+        took = decoder.answer(ids, growing, growing.limit, stream, settings.seed, history)
         self._decoder = wanted, decoder
         seconds = took.first_token_seconds, took.token_seconds
-        return self._made(ids, growing, seconds, took.tail_bytes, self.reading.policy, self.reading.pairs_read())
+        tail_bytes = took.tail_bytes + (history.nbytes if history else 0)
+        return self._made(ids, growing, seconds, tail_bytes, reading.policy, reading.pairs_read())
 
     def _made(
         self,

@@ -13,6 +13,7 @@ from kvz.archive import seam_of
 from kvz.compression import compress
 from kvz.decode.conversation import Conversation
 from kvz.decode.decoding import Decoding
+from kvz.decode.session import Session
 from kvz.errors import QuestionError
 from kvz.models.language_model import LanguageModel, load_model
 from tests.conftest import TEXT
@@ -30,6 +31,13 @@ TURNS = [
     "Say that again.",
     "Thanks!",
 ]
+
+
+@pytest.fixture(params=["plain", "steps"], autouse=True)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test twice: as on a CPU, and by steps that do not wait for the host, as on a GPU."""
+    if request.param == "steps":
+        monkeypatch.setattr(Session, "goes_by_steps", lambda session, reading: reading.steps is not None)
 
 
 class FullConversation:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from kvz.cache.tail import Tail
 from kvz.decode.decoding import Reading
 from kvz.decode.run import Growing, Run
 from kvz.decode.sampling import DeviceSampler, Sampling, checked
@@ -39,13 +40,41 @@ class StepDecoder:
         self._graph: StepGraph | None = None
 
     def answer(
-        self, ids: list[int], growing: Growing, limit: int, stream: Callable[[str], None], seed: int | None = None
+        self,
+        ids: list[int],
+        growing: Growing,
+        limit: int,
+        stream: Callable[[str], None],
+        seed: int | None = None,
+        history: Tail | None = None,
     ) -> Stepped:
-        """Let an answer of at most `limit` tokens grow to its end. Raises DecodeError for logits that are NaN."""
-        graph = self._graph_for(len(ids) + limit)
+        """Let an answer of at most `limit` tokens grow to its end. Raises DecodeError for logits that are NaN.
+
+        The question follows the tokens of `history`, which must have room for both: their pairs are copied into this
+        decoder's own tail, and those of question and answer back, of a question alone where an exception ends it.
+        """
+        graph = self._graph_for(len(ids) + limit + (history.length if history else 0))
+        tail = graph.state.row(0)
+        if history is None:
+            return self._answer(graph, tail, ids, growing, limit, stream, seed)
+        tail.copy_from(history)
+        try:
+            return self._answer(graph, tail, ids, growing, limit, stream, seed)
+        finally:
+            history.copy_from(tail)
+
+    def _answer(
+        self,
+        graph: StepGraph,
+        tail: Tail,
+        ids: list[int],
+        growing: Growing,
+        limit: int,
+        stream: Callable[[str], None],
+        seed: int | None,
+    ) -> Stepped:
         began = time.perf_counter()
         start = self._reading.cache.logical_length
-        tail = graph.state.row(0)
         stream(growing.take(Run(self._model, self._reading.store(tail), tail, start).feed(ids)))
         first = time.perf_counter()
         if growing.stop is not None:
