@@ -32,6 +32,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
         "sliding_window": GEMMA_WINDOW,
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         "query_pre_attn_scalar": 9,  # a scale that is not 1 / sqrt(head_dim)
+        "tie_word_embeddings": False,  # tied, most answers repeat one token
     }
 }
 
