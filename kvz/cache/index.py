@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from kvz.cache.bit_planes import BITS, plane_layer
-from kvz.cache.pages import PAGE, page_layer, rounded_outward
+from kvz.cache.pages import PAGE, rounded_outward
 from kvz.cache.ragged import RaggedCache, RaggedLayer
 from kvz.errors import UsageError
+from kvz.kernels.page_bounds import page_bounds
 
 __all__ = ["NO_INDEX", "PLANES", "IndexPlan", "index_tensors", "make_index_plan", "with_index"]
 
@@ -76,7 +77,7 @@ def with_index(cache: RaggedCache, prefix: int, plan: IndexPlan) -> RaggedCache:
 
 def _indexed(layer: RaggedLayer, prefix: int, plan: IndexPlan) -> RaggedLayer:
     planes = plane_layer(layer, prefix, plan.planes) if plan.planes else None
-    pages = page_layer(layer, prefix, plan.page_size) if plan.page_size else None
+    pages = page_bounds(layer, prefix, plan.page_size) if plan.page_size else None
     if pages is not None and plan.page_bits == 8:
         pages = rounded_outward(pages)
     return replace(layer, planes=planes, pages=pages)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kvz.cache.ragged import RaggedLayer
 
-__all__ = ["PAGE", "PagedLayer", "page_bounds", "page_count", "page_layer", "pages_of", "rounded_outward"]
+__all__ = ["PAGE", "PagedLayer", "page_bounds", "page_count", "page_layer", "rounded_outward"]
 
 PAGE = 4
 """Tokens a page unless a user says otherwise: the paper's pages have 2 to 5 at r = 0.3."""
@@ -89,13 +89,6 @@ def page_layer(layer: RaggedLayer, prefix: int, size: int) -> PagedLayer:
         minima.append(_in_pages(keys, size, float("inf")).amin(1))
         lengths.append(len(keys))
     return PagedLayer(size, torch.cat([_dims_major(maxima), _dims_major(minima)]), page_bounds(lengths, size))
-
-
-def pages_of(layer: RaggedLayer, prefix: int, size: int | None) -> PagedLayer:
-    """A layer's pages: the stored ones if they are of that size (None: whatever it is), else made."""
-    if layer.pages is not None and size in (None, layer.pages.size):
-        return layer.pages
-    return page_layer(layer, prefix, size or PAGE)
 
 
 def rounded_outward(pages: PagedLayer) -> PagedLayer:

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import torch
 
-from kvz.cache.pages import PagedLayer, page_layer
+from kvz.cache.pages import PAGE, PagedLayer, page_layer
 from kvz.cache.ragged import RaggedLayer
 from kvz.kernels.device import takes_triton
 
-__all__ = ["page_bounds", "plain_page_bounds"]
+__all__ = ["page_bounds", "pages_of", "plain_page_bounds"]
+
+
+def pages_of(layer: RaggedLayer, prefix: int, size: int | None) -> PagedLayer:
+    """A layer's pages: the stored ones if they are of that size (None: whatever it is), else made."""
+    if layer.pages is not None and size in (None, layer.pages.size):
+        return layer.pages
+    return page_bounds(layer, prefix, size or PAGE)
 
 
 def page_bounds(layer: RaggedLayer, prefix: int, size: int) -> PagedLayer:

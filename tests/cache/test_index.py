@@ -16,12 +16,13 @@ from safetensors import safe_open
 import kvz
 from kvz.cache.bit_planes import plane_layer
 from kvz.cache.index import NO_INDEX, IndexPlan, make_index_plan, with_index
-from kvz.cache.pages import page_layer, pages_of, rounded_outward
+from kvz.cache.pages import page_layer, rounded_outward
 from kvz.cache.ragged import RaggedLayer
 from kvz.compression import compress
 from kvz.decode.decoding import Decoding
 from kvz.errors import CorruptArchive, UsageError
 from kvz.format.manifest import PagesInfo, PlanesInfo
+from kvz.kernels.page_bounds import pages_of
 from kvz.models.language_model import LanguageModel, load_model
 from tests.conftest import TEXT
 from tests.format.archives import make_sample

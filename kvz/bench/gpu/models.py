@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from kvz.cache.bit_planes import plane_layer
-from kvz.cache.pages import PAGE, page_layer
+from kvz.cache.pages import PAGE
 from kvz.cache.ragged import RaggedCache, RaggedLayer
 from kvz.geometry import LayerShape
+from kvz.kernels.page_bounds import page_bounds
 from kvz.models.attention import ATTENTION_NAME, PairStore, register_attention
 from kvz.models.forward import step_logits
 
@@ -124,6 +125,6 @@ def random_archive(
         keys, values = (torch.randn(total, geometry.head_dim, dtype=dtype, device=device) for _ in range(2))
         positions = torch.zeros(total, dtype=torch.int32, device=device)
         layer = RaggedLayer(keys, values, offsets.to(device), positions)
-        planes, pages = plane_layer(layer, prefix), page_layer(layer, prefix, PAGE)
+        planes, pages = plane_layer(layer, prefix), page_bounds(layer, prefix, PAGE)
         layers.append(RaggedLayer(keys, values, layer.offsets, positions, None, planes, pages))
     return RaggedCache(tuple(layers), tokens + prefix)

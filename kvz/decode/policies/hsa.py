@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from kvz.cache.pages import PAGE, PagedLayer, pages_of
+from kvz.cache.pages import PAGE, PagedLayer
 from kvz.cache.ragged import RaggedLayer
 from kvz.decode.budget import HeadBudget, head_budget
 from kvz.decode.policies.selection import (
@@ -18,6 +18,7 @@ from kvz.decode.policies.selection import (
     largest_dims,
     temperature,
 )
+from kvz.kernels.page_bounds import pages_of
 
 __all__ = ["HSA"]
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from kvz.cache.pages import PagedLayer, page_count, pages_of
+from kvz.cache.pages import PagedLayer, page_count
 from kvz.cache.ragged import RaggedLayer
 from kvz.decode.policies.selection import Selection, Selector, Units, context_lengths, group_mean
+from kvz.kernels.page_bounds import pages_of
 
 __all__ = ["Quest"]
 
