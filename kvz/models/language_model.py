@@ -14,6 +14,7 @@ from kvz.errors import ModelError, UsageError
 from kvz.geometry import Geometry
 from kvz.models.attention import ATTENTION_NAME, PairStore, WatchingStore, register_attention
 from kvz.models.forward import network_inputs, step_logits
+from kvz.models.fused_norm import can_fuse, fuse_norms
 from kvz.models.identity import ModelIdentity, identify_model
 from kvz.models.packed_linear import can_pack, pack_linears
 from kvz.models.quiet import first_line, quiet_transformers
@@ -189,6 +190,8 @@ def _network(source: ModelSource, dtype: torch.dtype, device: torch.device) -> n
     assert isinstance(placed, nn.Module)
     if can_pack(dtype, device):
         pack_linears(placed)
+    if can_fuse(dtype, device):
+        fuse_norms(placed)
     return placed
 
 

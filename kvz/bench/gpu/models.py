@@ -15,6 +15,7 @@ from kvz.geometry import LayerShape
 from kvz.kernels.page_bounds import page_bounds
 from kvz.models.attention import ATTENTION_NAME, PairStore, register_attention
 from kvz.models.forward import step_logits
+from kvz.models.fused_norm import can_fuse, fuse_norms
 
 __all__ = ["GEOMETRIES", "TINY", "ModelGeometry", "RandomModel", "random_archive", "random_lengths", "random_model"]
 
@@ -93,7 +94,10 @@ def random_model(geometry: ModelGeometry, dtype: torch.dtype, device: torch.devi
             network = LlamaForCausalLM(config).eval()
     finally:
         torch.set_default_dtype(before)
-    return RandomModel(network.to(dtype), dtype, device)
+    network = network.to(dtype)
+    if can_fuse(dtype, device):
+        fuse_norms(network)
+    return RandomModel(network, dtype, device)
 
 
 def random_lengths(heads: int, tokens: int, ratio: float, seed: int = 0) -> list[int]:

@@ -15,6 +15,7 @@ from kvz.kernels.triton import (
     plane_scores,
     query_rows,
     ragged_attention,
+    rms_norm,
     row_lse,
     select_top,
     sparse_attention,
@@ -37,6 +38,7 @@ SOURCES: tuple[Callable[[], Iterable[Launch]], ...] = (
     kvzip_score.launches,
     row_lse.launches,
     attention_sum.launches,
+    rms_norm.launches,
 )
 """A function a kernel's module. A new kernel is one file and one line here."""
 
