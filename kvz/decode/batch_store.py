@@ -9,8 +9,8 @@ from kvz.cache.ragged import RaggedCache
 from kvz.cache.slots import TailSlots
 from kvz.decode.beside import Beside, Part
 from kvz.decode.policies.dense import ArchiveReader
-from kvz.kernels.attention import attention
 from kvz.kernels.merge import merge_parts
+from kvz.kernels.seen_attention import seen_attention
 from kvz.kernels.tails import Tails
 
 __all__ = ["BatchStore"]
@@ -37,7 +37,7 @@ class BatchStore:
             seen = places <= lengths
             if window is not None:
                 seen &= places > lengths - window
-            return _as_heads(_seen_by_row(grouped, keys, values, seen, scale))
+            return _as_heads(seen_attention(grouped, keys, values, seen, scale))
 
         if window is None:
             # The rows are to a reader what tokens are: they do not see each other.
@@ -54,16 +54,7 @@ class BatchStore:
         assert stored.window is not None
         keys, values = (t.view(1, heads, -1, dim).expand(batch, -1, -1, -1) for t in (stored.keys, stored.values))
         back = keys.shape[2] - torch.arange(keys.shape[2], device=grouped.device)  # before the archive's end
-        return _as_heads(_seen_by_row(grouped, keys, values, back + lengths < stored.window, scale))
-
-
-def _seen_by_row(query: Tensor, keys: Tensor, values: Tensor, seen: Tensor, scale: float) -> Part:
-    """Attention of `query [B,H,G,D]` over `keys, values [B,H,N,D]`, row b seeing `seen [B,N]`."""
-    bias = torch.zeros(seen.shape, dtype=query.dtype, device=query.device).masked_fill_(~seen, float("-inf"))
-    wide = bias[:, None, None].expand(-1, query.shape[1], -1, -1)
-    out, lse = attention(query, keys, values, scale, bias=wide)
-    nothing = ~seen.any(1)[:, None, None]
-    return out.masked_fill(nothing[..., None], 0), lse.masked_fill(nothing, float("-inf"))
+        return _as_heads(seen_attention(grouped, keys, values, back + lengths < stored.window, scale))
 
 
 def _as_heads(part: Part) -> Part:

@@ -140,7 +140,7 @@ class Session:
         decoder = kept[1] if kept is not None and kept[0] == wanted else None
         del kept  # freed before another one is made
         decoder = decoder or StepDecoder(self.model, *wanted)
-        took = decoder.answer(ids, growing, growing.limit, stream, settings.seed, history)
+        took = decoder.answer(ids, growing, stream, settings.seed, history)
         self._decoder = wanted, decoder
         seconds = took.first_token_seconds, took.token_seconds
         tail_bytes = took.tail_bytes + (history.nbytes if history else 0)

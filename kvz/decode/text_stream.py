@@ -9,21 +9,21 @@ from kvz.models.tokenizer import Tokenizer
 __all__ = ["TextStream"]
 
 _REPLACEMENT = "\ufffd"  # what a tokenizer puts for bytes that are not yet a character
-_WINDOW = 8  # tokens decoded again as left context, so that spaces come out as in one piece
+_WINDOW = 8  # tokens, or a few more, decoded again as left context, so that spaces come out as in one piece
 
 
 class TextStream:
     """Collects ids and releases the text that is settled.
 
     Text is held back while its last bytes are not a whole character, and while its end could be the beginning of a
-    stop text. Decoding a token costs the same however long the answer is.
+    stop text. Decoding a token costs the same however long the answer is, but for tokens that are not yet a character.
     """
 
     def __init__(self, tokenizer: Tokenizer, stop_texts: Sequence[str] = ()) -> None:
         self._tokenizer = tokenizer
         self._stop_texts = tuple(stop_texts)
         self._ids: list[int] = []
-        self._settled = 0  # ids whose text is in _text
+        self._ends = [0]  # numbers of ids whose text was settled, the last one that of _text
         self._text = ""
         self._released = 0
         self.stopped = False
@@ -49,12 +49,14 @@ class TextStream:
 
     def _pending(self) -> str:
         """Text of the ids that are not settled, as it reads after the ones before."""
-        before = self._ids[max(0, self._settled - _WINDOW) : self._settled]
-        known = self._tokenizer.decode(before)
-        return self._tokenizer.decode([*before, *self._ids[self._settled :]])[len(known) :]
+        settled = self._ends[-1]
+        # Context that began inside a character would spoil all bytes that follow where a token is a byte.
+        first = next((end for end in reversed(self._ends) if end <= settled - _WINDOW), 0)
+        known = self._tokenizer.decode(self._ids[first:settled])
+        return self._tokenizer.decode(self._ids[first:])[len(known) :]
 
     def _settle(self, piece: str) -> None:
-        self._settled = len(self._ids)
+        self._ends.append(len(self._ids))
         search_from = max(0, len(self._text) - max(map(len, self._stop_texts), default=0))
         self._text += piece
         found = [at for stop in self._stop_texts if (at := self._text.find(stop, search_from)) >= 0]

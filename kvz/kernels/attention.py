@@ -26,9 +26,10 @@ def attention(
 
     `causal` lets row i see keys 0..i and needs R == N. Strides may be zero (an expanded head is not copied) except in
     the last dimension. `bias [B,M,1,N]` is added to the scores. Returns the output `[B,M,R,D]` in the query's dtype and
-    the natural log-sum-exp of the scaled scores, `[B,M,R]` float32.
+    the natural log-sum-exp of the scaled scores, `[B,M,R]` float32; zero and -inf where there are no keys.
     """
-    return _kernel_for(query, bias)(query, key, value, scale, causal, bias)
+    kernel = _kernel_for(query, bias) if key.shape[2] else plain_attention
+    return kernel(query, key, value, scale, causal, bias)
 
 
 def grouped_attention(
@@ -59,6 +60,8 @@ def plain_attention(
     wide = torch.float64 if query.dtype == torch.float64 else torch.float32
     keys, values = key.to(wide).transpose(-1, -2), value.to(wide)
     batch, heads, count, _ = key.shape
+    if not count:
+        return torch.zeros_like(query), torch.full(query.shape[:3], float("-inf"), device=query.device)
     block = max(1, _BLOCK_BYTES // (8 * batch * heads * count))
     outs, lses = [], []
     for start in range(0, query.shape[2], block):

@@ -116,6 +116,24 @@ def test_an_interrupted_answer_counts_as_far_as_it_was_said(tiny: LanguageModel)
     assert list(talk.ask("Why?", 12).ids) == reference.ask("Why?", 12)
 
 
+@pytest.mark.parametrize("budget", [None, 40])
+def test_an_interrupted_answer_leaves_what_one_of_that_length_does(tiny: LanguageModel, budget: int | None) -> None:
+    archive = compress(TEXT * 2, tiny, ratio=0.6)
+    talk, other = (Conversation(archive.session(tiny, Decoding(budget=budget))) for _ in range(2))
+    said = other.ask("Where?", 4).ids
+    pieces = iter(range(4))
+
+    def interrupt(piece: str) -> None:
+        if next(pieces) == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        talk.ask("Where?", 12, stream=interrupt)
+    assert len(said) == 4
+    assert (talk.turns, talk.history) == (1, other.history)
+    assert talk.ask("Why?", 12).ids == other.ask("Why?", 12).ids
+
+
 def test_a_turn_that_cannot_be_asked_changes_nothing(tiny: LanguageModel) -> None:
     archive = compress(TEXT, tiny, ratio=0.5)
     talk, other = (Conversation(archive.session(tiny)) for _ in range(2))

@@ -18,6 +18,7 @@ from kvz.decode.policies.exact_topk import ExactTopK
 from kvz.decode.policies.hsa import HSA
 from kvz.decode.policies.lowbit import LowBit
 from kvz.decode.policies.quest import Quest
+from kvz.decode.policies.selection import Units
 from kvz.decode.policies.sparq import SparQ
 from kvz.geometry import LayerShape
 from tests.decode.ragged import GROUPS, LENGTHS, PREFIX, context, ragged, rows_of, run, scored
@@ -247,3 +248,14 @@ def test_hsa_on_bounds_in_8_bits_equals_the_formula_on_them():
     share = qd[:, dims].abs().sum(1, keepdim=True) / qd.abs().sum(1, keepdim=True)
     want = torch.softmax(qd[:, dims] @ bounds * 0.25 / share.sqrt(), 1).mean(0)
     torch.testing.assert_close(seen[0][0, 0].double(), want, rtol=1e-4, atol=1e-8)
+
+
+def test_units_that_do_not_exist_are_never_chosen():
+    """Where the weights of all but a few are zero, those that exist go first, and as many as the budget pays for."""
+    layer = ragged([2000, 300])
+    units = Units.of(layer, PREFIX, 1, [64, 64])
+    scores = torch.zeros(2, 1, 2000)
+    scores[:, :, 5] = 1
+    selection = units.select(scores)
+    assert selection.valid.sum(2).tolist() == [[64], [64]]
+    assert (selection.rows[1, 0] >= layer.bounds[1] + PREFIX).all()

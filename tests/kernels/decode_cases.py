@@ -17,10 +17,11 @@ MARGIN = 4096  # numbers of a workspace behind what is used
 
 @dataclass(frozen=True)
 class Case:
-    """`query [B,Hq,n,D]`, a plan over pairs, and a tail; around all that counts lies `poison`."""
+    """`query [B,Hq,n,D]`, a plan over pairs whose numbers are `stored`, and a tail; around all lies `poison`."""
 
     query: Tensor
     plan: DecodePlan
+    stored: tuple[Tensor, Tensor]
     tail: TailPairs | None
 
     @property
@@ -32,11 +33,10 @@ class Case:
         batch, query_heads, n, dim = self.query.shape
         out = torch.zeros(batch, n, query_heads, dim, dtype=torch.float64)
         lse = torch.full((batch, n, query_heads), float("-inf"), dtype=torch.float64)
-        stored = [t.double() for t in self.plan.pairs.numbers(torch.float32)]
         for head, (first, last) in enumerate(pairwise(self.plan.bounds)):
             for b in range(batch):
                 for i in range(n):
-                    keys, values = (t[first:last] for t in stored)
+                    keys, values = (t[first:last].double() for t in self.stored)
                     if self.tail is not None:
                         seen = int(self.tail.past[b]) + i + 1
                         keys = torch.cat([keys, self.tail.keys[b, head, :seen].double()])
@@ -67,11 +67,11 @@ def make_case(
     heads, bounds = len(lengths), [0, *accumulate(lengths)]
     query = torch.randn(rows.batch, rows.tokens, heads * rows.group, dim, generator=made).to(dtype).transpose(1, 2)
     numbers = [torch.randn(bounds[-1], dim, generator=made) for _ in range(2)]
-    pairs = _pairs(numbers, dtype, poison, bits, group)
+    pairs, stored = _pairs(numbers, dtype, poison, bits, group)
     plan = plan_decode(pairs, bounds, rows, 0 if past is None else capacity, multiprocessors)
     plan = replace(plan, workspace=torch.full((plan.workspace_size + MARGIN,), NAN))
     if past is None:
-        return Case(query, plan, None)
+        return Case(query, plan, stored, None)
     tails = []
     for _ in range(2):
         tail = torch.full((rows.batch + 1, heads, capacity, dim), poison, dtype=dtype)
@@ -79,27 +79,33 @@ def make_case(
             shape = heads, length + rows.tokens, dim
             tail[b, :, : shape[1]] = torch.randn(shape, generator=made).to(dtype)
         tails.append(tail[: rows.batch])
-    return Case(query, plan, TailPairs(tails[0], tails[1], torch.tensor(past, dtype=torch.int32)))
+    return Case(query, plan, stored, TailPairs(tails[0], tails[1], torch.tensor(past, dtype=torch.int32)))
 
 
-def _pairs(numbers: list[Tensor], dtype: torch.dtype, poison: float, bits: int, group: int) -> FlatPairs:
+def _pairs(
+    numbers: list[Tensor], dtype: torch.dtype, poison: float, bits: int, group: int
+) -> tuple[FlatPairs, tuple[Tensor, Tensor]]:
+    """Pairs, and the keys and values that they stand for."""
     if bits == 16:
         keys, values = (_surrounded(t.to(dtype), poison) for t in numbers)
-        return FlatPairs(keys, values)
-    codes, grids = zip(*(_quantised(t, bits, group) for t in numbers), strict=True)
-    return FlatPairs(_surrounded(codes[0], 255), _surrounded(codes[1], 255), bits, group, grids[0], grids[1])
+        return FlatPairs(keys, values), (keys, values)
+    codes, grids, meant = zip(*(_quantised(t, bits, group) for t in numbers), strict=True)
+    pairs = FlatPairs(_surrounded(codes[0], 255), _surrounded(codes[1], 255), bits, group, grids[0], grids[1])
+    return pairs, (meant[0], meant[1])
 
 
-def _quantised(numbers: Tensor, bits: int, group: int) -> tuple[Tensor, Grid]:
-    """Codes between the smallest and the largest number of each row and group; the grid is in float16."""
+def _quantised(numbers: Tensor, bits: int, group: int) -> tuple[Tensor, Grid, Tensor]:
+    """Codes between the smallest and the largest number of each row and group, a grid in float16, what both mean."""
     padded = torch.nn.functional.pad(numbers, (0, -numbers.shape[1] % group)).unflatten(1, (-1, group))
     low, most = padded.amin(2), (1 << bits) - 1
     step = (padded.amax(2) - low) / most
     codes = ((padded - low[..., None]) / step[..., None]).round().clamp(0, most).to(torch.uint8)
+    meant = low.half().float()[..., None] + step.half().float()[..., None] * codes
     codes = codes.flatten(1)[:, : numbers.shape[1]]
     if bits == 4:
         codes = codes[:, 0::2] | codes[:, 1::2] << 4
-    return codes, Grid(_surrounded(step.half(), NAN), _surrounded(low.half(), NAN))
+    grid = Grid(_surrounded(step.half(), NAN), _surrounded(low.half(), NAN))
+    return codes, grid, meant.flatten(1)[:, : numbers.shape[1]]
 
 
 def _surrounded(inner: Tensor, poison: float) -> Tensor:

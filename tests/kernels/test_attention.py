@@ -122,3 +122,12 @@ def test_scores_of_all_heads_are_those_of_each(weighted):
     total = column_sum_heads(query, key, lse.float(), 0.3, weight=weight)
     torch.testing.assert_close(total.double(), shares.sum((1, 2)), rtol=1e-5, atol=1e-9)
     torch.testing.assert_close(largest_logit_heads(query, key, 0.3).double(), logits.amax((1, 2)), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kernel", [attention, plain_attention])
+def test_without_keys_there_is_nothing(kernel):
+    query = torch.randn(2, 3, 4, 16)
+    out, lse = kernel(query, torch.zeros(2, 3, 0, 16), torch.zeros(2, 3, 0, 16), 0.25)
+    assert torch.equal(out, torch.zeros_like(query))
+    assert torch.isneginf(lse).all()
+    assert lse.shape == (2, 3, 4)

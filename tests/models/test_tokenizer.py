@@ -3,14 +3,28 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, normalizers
+from transformers import PreTrainedTokenizerFast
 
 from kvz.decode.text_stream import TextStream
 from kvz.errors import ModelError
 from kvz.models.tokenizer import Tokenizer
 from tests.tiny import make_tokenizer
 
+
+def byte_fallback_tokenizer():
+    """As Gemma, Llama 2 and Phi-3 have it: what the vocabulary lacks is bytes, and a run of them decoded as one."""
+    vocabulary = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "b", "é"]
+    backend = Backend(models.BPE({t: i for i, t in enumerate(vocabulary)}, [], byte_fallback=True, unk_token="<unk>"))
+    backend.normalizer = normalizers.Replace(" ", "▁")
+    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    return PreTrainedTokenizerFast(tokenizer_object=backend)
+
+
 EXTRA = ("<think>", "<|tool|>", "\t\t")
 TOKENIZER = Tokenizer(make_tokenizer(extra=EXTRA))
+BYTE_FALLBACK = Tokenizer(byte_fallback_tokenizer())
 PIECES = [
     "<|im_end|>",
     "<|im_start|>",
@@ -72,6 +86,16 @@ def test_streamed_pieces_add_up_and_never_break_a_character(text):
     assert "".join(pieces) == stream.text == text
     if "\ufffd" not in text:
         assert not any("\ufffd" in piece for piece in pieces)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.text(alphabet="ab é你好世界ꙮ🙂", max_size=20))
+def test_streamed_pieces_add_up_where_unknown_characters_are_bytes(text):
+    ids = BYTE_FALLBACK.encode_plain(text)
+    stream = TextStream(BYTE_FALLBACK)
+    pieces = [stream.push(i) for i in ids] + [stream.finish()]
+    assert "".join(pieces) == stream.text == text
+    assert not any("\ufffd" in piece for piece in pieces)
 
 
 @settings(max_examples=150, deadline=None)

@@ -82,8 +82,8 @@ class Units:
         return torch.full(shape, float("-inf"), device=self.begins.device)
 
     def select(self, scores: Tensor) -> Selection:
-        """The tokens of the best units, for `scores [H,n,most]`."""
-        best = scores.topk(max(self.takes), dim=2).indices
+        """The tokens of the best units, for `scores [H,n,most]`; of units that do not exist, scores are ignored."""
+        best = scores.masked_fill(self._absent, -1).topk(max(self.takes), dim=2).indices
         tokens = (best.unsqueeze(-1) * self.size + self._inside).flatten(2)
         valid = self._taken & (tokens < self.lengths[:, None, None])
         rows = torch.where(valid, tokens + self.begins[:, None, None], self._nothing)
@@ -94,6 +94,12 @@ class Units:
         """Which tokens of the best units count, `[H,1,K]` bool."""
         takes = torch.tensor(self.takes, device=self.begins.device) * self.size
         return torch.arange(max(self.takes) * self.size, device=self.begins.device) < takes[:, None, None]
+
+    @cached_property
+    def _absent(self) -> Tensor:
+        """Which units do not exist, `[H,1,most]` bool: where all scores are zero, they could be chosen too."""
+        counts = torch.tensor(self.counts, device=self.begins.device)
+        return torch.arange(self.most, device=self.begins.device) >= counts[:, None, None]
 
     @cached_property
     def _inside(self) -> Tensor:

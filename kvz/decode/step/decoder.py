@@ -43,23 +43,22 @@ class StepDecoder:
         self,
         ids: list[int],
         growing: Growing,
-        limit: int,
         stream: Callable[[str], None],
         seed: int | None = None,
         history: Tail | None = None,
     ) -> Stepped:
-        """Let an answer of at most `limit` tokens grow to its end. Raises DecodeError for logits that are NaN.
+        """Let an answer grow to its end. Raises DecodeError for logits that are NaN.
 
         The question follows the tokens of `history`, which must have room for both: their pairs are copied into this
-        decoder's own tail, and those of question and answer back, of a question alone where an exception ends it.
+        decoder's own tail, and those of question and answer back, as far as they came where an exception ends it.
         """
-        graph = self._graph_for(len(ids) + limit + (history.length if history else 0))
+        graph = self._graph_for(len(ids) + growing.limit + (history.length if history else 0))
         tail = graph.state.row(0)
         if history is None:
-            return self._answer(graph, tail, ids, growing, limit, stream, seed)
+            return self._answer(graph, tail, ids, growing, stream, seed)
         tail.copy_from(history)
         try:
-            return self._answer(graph, tail, ids, growing, limit, stream, seed)
+            return self._answer(graph, tail, ids, growing, stream, seed)
         finally:
             history.copy_from(tail)
 
@@ -69,7 +68,6 @@ class StepDecoder:
         tail: Tail,
         ids: list[int],
         growing: Growing,
-        limit: int,
         stream: Callable[[str], None],
         seed: int | None,
     ) -> Stepped:
@@ -81,7 +79,11 @@ class StepDecoder:
             return Stepped(first - began, None, tail.nbytes)
         self._sampler.restart(seed)
         graph.begin(growing.ids[-1:], [tail.length], start)
-        fed = self._grow(graph, growing, limit - 1, stream)
+        try:
+            fed = self._grow(graph, growing, growing.limit - 1, stream)
+        except BaseException:
+            tail.advance(len(growing.ids) - 1)  # the last one was not fed yet
+            raise
         tail.advance(fed)
         return Stepped(first - began, (time.perf_counter() - first) / fed, tail.nbytes)
 

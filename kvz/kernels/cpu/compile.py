@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import shutil
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any
 
 import numba
 import torch
+from numba.core.errors import NumbaError
 
 from kvz.models.cache_folder import cache_folder
 
@@ -19,6 +22,7 @@ __all__ = ["Kernel", "compiled", "kept_folder", "part"]
 
 Function = Callable[..., Any]
 
+_KEPT_SECONDS = 90 * 24 * 3600
 _RUNNING = threading.Lock()  # one of numba's thread pools may not be entered twice
 
 
@@ -55,19 +59,31 @@ class Kernel:
         return result
 
     def _run(self, *arguments: Any) -> Any:
-        """Kernels raise nothing themselves: an error is one of machine code that cannot be read or written."""
+        """Kernels raise nothing themselves but for want of memory: other errors are of machine code that cannot be read
+        or written, and it is made anew, at last without keeping it."""
         if self._call is None:
             self._call = _kept(self._function)
         try:
             return self._call(*arguments)
+        except (MemoryError, NumbaError):
+            raise
         except Exception:
-            shutil.rmtree(kept_folder(), ignore_errors=True)
+            self._forget()
             self._call = _kept(self._function)
         try:
             return self._call(*arguments)
+        except (MemoryError, NumbaError):
+            raise
         except Exception:
             self._call = _jit(self._function)
             return self._call(*arguments)
+
+    def _forget(self) -> None:
+        """Remove this kernel's machine code, and no other's: they may be in use."""
+        module, name = self._function.__module__.rpartition(".")[2], self._function.__qualname__
+        for path in kept_folder().rglob(f"{glob.escape(f'{module}.{name}')}-*.nb[ci]"):
+            with suppress(OSError):
+                path.unlink()
 
 
 def _jit(function: Function, **options: Any) -> Function:
@@ -77,6 +93,7 @@ def _jit(function: Function, **options: Any) -> Function:
 
 def _kept(function: Function) -> Function:
     """A function whose machine code is kept. numba looks at its own file alone, and not at those of its parts."""
+    _drop_old()
     before = numba.config.CACHE_DIR
     numba.config.CACHE_DIR = str(kept_folder())
     try:
@@ -85,6 +102,16 @@ def _kept(function: Function) -> Function:
         return _jit(function)
     finally:
         numba.config.CACHE_DIR = before
+
+
+def _drop_old() -> None:
+    """Where code for new sources will be put, remove what other versions left there and nobody added to for long."""
+    if kept_folder().exists():
+        return
+    with suppress(OSError):
+        for other in kept_folder().parent.iterdir():
+            if other.stat().st_mtime < time.time() - _KEPT_SECONDS:
+                shutil.rmtree(other, ignore_errors=True)
 
 
 def kept_folder() -> Path:

@@ -17,8 +17,9 @@ from kvz.decode.decoding import Decoding
 from kvz.decode.run import Answer, Run
 from kvz.decode.sampling import NOT_A_NUMBER, DeviceSampler, Sampling
 from kvz.decode.session import Session
+from kvz.decode.step import decoder as decoder_module
 from kvz.decode.step.decoder import StepDecoder
-from kvz.decode.step.graph import StepGraph
+from kvz.decode.step.graph import LATE, StepGraph
 from kvz.decode.step.reader import StepRoom
 from kvz.decode.step.slots import StepSlots
 from kvz.decode.step.state import StepState
@@ -49,12 +50,28 @@ def stepped(session: Session, question: str, new: int, sampling: Sampling | None
     ids = session.ids_of(question)
     growing = session.growing(len(ids), new)
     seed = None if sampling is None else sampling.seed
-    StepDecoder(session.model, session.reading, sampling).answer(ids, growing, new, lambda piece: None, seed)
+    StepDecoder(session.model, session.reading, sampling).answer(ids, growing, lambda piece: None, seed)
     return tuple(growing.ids)
 
 
+class LateGraph(StepGraph):
+    """Tokens arrive as late as on a GPU, and steps run after the end of an answer."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._late = LATE
+
+
+@pytest.mark.parametrize("graph", [StepGraph, LateGraph])
 @pytest.mark.parametrize("decoding", DECODINGS, ids=lambda d: d.policy)
-def test_answers_are_those_of_the_plain_way(archive: Archive, model: LanguageModel, decoding: Decoding) -> None:
+def test_answers_are_those_of_the_plain_way(
+    archive: Archive,
+    model: LanguageModel,
+    decoding: Decoding,
+    graph: type[StepGraph],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(decoder_module, "StepGraph", graph)
     session = archive.session(model, decoding)
     assert session.policy == decoding.policy
     for question in QUESTIONS:
@@ -67,7 +84,7 @@ def test_one_decoder_answers_question_after_question(archive: Archive, model: La
     for question, new in [(QUESTIONS[0], 12), (QUESTIONS[1] * 12, 200), (QUESTIONS[0], 12), (QUESTIONS[2], 1)]:
         ids = session.ids_of(question)
         growing = session.growing(len(ids), new)
-        took = decoder.answer(ids, growing, new, lambda piece: None)
+        took = decoder.answer(ids, growing, lambda piece: None)
         plain = session.ask(question, new)
         assert tuple(growing.ids) == plain.ids
         assert took.tail_bytes + session.archive_nbytes == plain.kv_bytes
@@ -177,9 +194,9 @@ def test_a_failed_answer_leaves_nothing_to_the_next(archive: Archive, model: Lan
 
     ids = session.ids_of(QUESTIONS[0])
     with pytest.raises(KeyboardInterrupt):
-        decoder.answer(ids, session.growing(len(ids), 9), 9, broken)
+        decoder.answer(ids, session.growing(len(ids), 9), broken)
     growing = session.growing(len(ids), 9)
-    decoder.answer(ids, growing, 9, lambda piece: None)
+    decoder.answer(ids, growing, lambda piece: None)
     assert tuple(growing.ids) == session.ask(QUESTIONS[0], 9).ids
 
 
@@ -190,7 +207,7 @@ def test_a_first_token_that_ends_the_answer(
     ids = session.ids_of(QUESTIONS[0])
     growing = session.growing(len(ids), 9)
     monkeypatch.setattr(growing, "_stop_ids", frozenset(range(100000)))
-    took = StepDecoder(model, session.reading).answer(ids, growing, 9, lambda piece: None)
+    took = StepDecoder(model, session.reading).answer(ids, growing, lambda piece: None)
     assert (growing.stop, growing.ids, took.token_seconds) == ("end", [], None)
 
 
@@ -201,7 +218,7 @@ def test_a_stop_text_ends_an_answer_where_it_does_the_plain_way(archive: Archive
     stopped = session.ask(QUESTIONS[0], 20)
     ids = session.ids_of(QUESTIONS[0])
     growing = session.growing(len(ids), 20)
-    took = StepDecoder(model, session.reading).answer(ids, growing, 20, lambda piece: None)
+    took = StepDecoder(model, session.reading).answer(ids, growing, lambda piece: None)
     assert tuple(growing.ids) == stopped.ids
     assert len(stopped.ids) < len(plain.ids)
     assert took.tail_bytes + session.archive_nbytes == stopped.kv_bytes
@@ -215,7 +232,7 @@ def test_a_seed_draws_the_same_answer_whatever_was_asked_before(archive: Archive
     for question, answer in [(QUESTIONS[1], other), (QUESTIONS[0], first), (QUESTIONS[0], first)]:
         ids = session.ids_of(question)
         growing = session.growing(len(ids), 15)
-        decoder.answer(ids, growing, 15, lambda piece: None, 7)
+        decoder.answer(ids, growing, lambda piece: None, 7)
         assert tuple(growing.ids) == answer
 
 

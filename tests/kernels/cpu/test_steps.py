@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numba.core.errors import NumbaError
 from torch import Tensor
 
 from kvz.cache.bit_planes import plane_layer
@@ -208,6 +210,45 @@ def test_kept_machine_code_that_is_spoilt_is_not_used(monkeypatch: pytest.Monkey
     for path in kept:
         path.write_bytes(path.read_bytes()[:20])
     assert compiling.Kernel(tripled)(5) == 15
+
+
+@pytest.mark.filterwarnings("ignore::numba.core.errors.NumbaPerformanceWarning")
+def test_a_kernel_that_fails_leaves_the_code_of_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def fourfold(x: int) -> int:
+        return 4 * x
+
+    def untyped(x: int) -> int:
+        return x.no_such_thing  # type: ignore[attr-defined,no-any-return]
+
+    class Spoilt:
+        def __call__(self, *arguments: object) -> None:
+            raise EOFError
+
+    monkeypatch.setenv("KVZ_CACHE", str(tmp_path))
+    assert compiling.Kernel(fourfold)(3) == 12
+    kept = sorted(tmp_path.rglob("*.nb?"))
+    with pytest.raises(NumbaError):
+        compiling.Kernel(untyped)(3)
+    other = compiling.Kernel(untyped)
+    monkeypatch.setattr(other, "_call", Spoilt())
+    with pytest.raises(NumbaError):
+        other(3)
+    assert kept == sorted(tmp_path.rglob("*.nb?"))
+
+
+@pytest.mark.filterwarnings("ignore::numba.core.errors.NumbaPerformanceWarning")
+def test_code_of_other_versions_goes_after_a_while(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def fivefold(x: int) -> int:
+        return 5 * x
+
+    monkeypatch.setenv("KVZ_CACHE", str(tmp_path))
+    for name, age in (("old", 100), ("recent", 10)):
+        folder = tmp_path / "kernels" / name
+        folder.mkdir(parents=True)
+        os.utime(folder, (time.time() - age * 86400,) * 2)
+    assert compiling.Kernel(fivefold)(3) == 15
+    assert not (tmp_path / "kernels" / "old").exists()
+    assert (tmp_path / "kernels" / "recent").exists()
 
 
 def test_queries_that_are_no_numbers_touch_nothing_they_must_not() -> None:
