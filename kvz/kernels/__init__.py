@@ -1,5 +1,5 @@
-"""Attention over parts of a cache, in plain torch; one operation a file.
+"""What is computed over pairs: attention, scores and selections. An operation a file, in plain torch.
 
-Every attention here also returns the log-sum-exp of its rows, so that attention over several parts (prefix, archive,
-tail) can be merged exactly afterwards.
+Where there is a faster form for CPUs it lies in `cpu`, for NVIDIA GPUs in `triton`. Attention over a part of a cache
+(prefix, archive, tail) also returns the log-sum-exp of its rows, so that parts can be merged exactly afterwards.
 """

@@ -1,1 +1,1 @@
-"""What of the archive a generated token attends to; one policy a file."""
+"""What of the archive a generated token attends to: a policy a file, and in `selection` and `sparse` what they share."""

@@ -15,7 +15,8 @@ _PAGE = 16
 
 
 class Quest(Selector):
-    """Both bounds of every page in all dimensions cost a pair a page; half the budget pays for them, half for tokens.
+    """Both bounds of every page in all dimensions cost a pair a page; half the budget pays for them, half for tokens,
+    or for one page where pages are larger than that.
 
     Pages have 16 tokens, or as many as it takes for a layer's longest head to have its bounds read in half the budget.
     """
