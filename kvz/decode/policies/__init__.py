@@ -1,1 +1,1 @@
-"""What of the archive a generated token attends to: a policy a file, and in `selection` and `sparse` what they share."""
+"""What of the archive a generated token attends to: a policy a file; `selection` and `sparse` are what they share."""
