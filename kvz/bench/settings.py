@@ -28,8 +28,13 @@ _MOST_SEED = 2**32
 
 @dataclass(frozen=True)
 class Settings:
-    """Tasks, methods, lengths in tokens, contexts of each task, and how questions are asked."""
+    """Tasks, methods, lengths in tokens, contexts of each task, and how questions are asked.
 
+    `names` are the tasks as they were asked for. A task read from a file may add its data set to that, as
+    "longbench-hotpotqa"; `samples` goes by the tasks' own names.
+    """
+
+    names: tuple[str, ...]
     tasks: tuple[Task, ...]
     methods: tuple[Method, ...]
     lengths: tuple[int, ...]
@@ -69,11 +74,13 @@ def make_settings(
         raise UsageError(f"--texts is for tasks that hide things in text, not for {', '.join(names)}; leave it out")
     of_task = _QUICK_TASKS if not tasks else {}
     usual = _QUICK_SAMPLES if quick else _SAMPLES
+    tasks_made = tuple(make_task(name, data, texts) for name in names)
     return Settings(
-        tasks=tuple(make_task(name, data, texts) for name in names),
+        names=tuple(names),
+        tasks=tasks_made,
         methods=tuple(made),
         lengths=tuple(dict.fromkeys(lengths)) or (_QUICK_LENGTH if quick else _LENGTH,),
-        samples={name: samples or of_task.get(name, usual) for name in names},
+        samples={task.name: samples or of_task.get(name, usual) for name, task in zip(names, tasks_made, strict=True)},
         seed=seed,
         protocol=protocol,
         data=data,
@@ -89,7 +96,7 @@ def config_of(settings: Settings, model: LanguageModel) -> dict[str, Any]:
         "fingerprint": model.identity.fingerprints.model,
         "dtype": model.dtype_name,
         "device": model.device.type,
-        "tasks": [task.name for task in settings.tasks],
+        "tasks": list(settings.names),
         "methods": [method.label for method in settings.methods],
         "lengths": list(settings.lengths),
         "samples": dict(settings.samples),

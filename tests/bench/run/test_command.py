@@ -145,6 +145,24 @@ def test_refusals(run: Run, line: list[str], tmp_path: Path) -> None:
     run(*line).failed("holds no run", status=2)
 
 
+def test_tasks_named_after_their_data_set_are_measured(run: Run, folder: Path, tmp_path: Path) -> None:
+    rows = {
+        "longbench": ("set.jsonl", {"input": "q", "context": "c c c", "answers": ["a"], "dataset": "hotpotqa"}),
+        "scbench": ("scbench_vt.jsonl", {"context": "c c c", "multi_turns": [{"input": "q", "answer": "a"}]}),
+    }
+    for task, (name, row) in rows.items():
+        (tmp_path / name).write_text(json.dumps(row) + "\n")
+        out = tmp_path / task
+        words = ["--task", task, "--data", tmp_path / name, "--method", "full", "--length", 300, "--dtype", "float32",
+                 "-m", folder, "--samples", 1, "--json"]  # fmt: skip
+        listed = run(*words, "--dry-run").succeeded().objects
+        measured = run(*words, "--out", out).succeeded().objects
+        assert {cell["task"].partition("-")[0] for cell in [*listed, *measured]} == {task}
+        assert all("score" in cell for cell in measured), measured
+        assert json.loads((out / "config.json").read_text())["tasks"] == [task]
+        assert f"{measured[0]['task']} 1" in (out / "table.md").read_text()
+
+
 def test_a_failed_cell_is_recorded_and_the_others_go_on(
     run: Run, line: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
