@@ -18,12 +18,13 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from kvz.bench.run_config import CONFIG, is_run, read_config
 from kvz.errors import OutputError, UsageError
 from kvz.format.atomic import atomic_file, output_error
 
-__all__ = ["RunFolder", "is_run", "read_run"]
+__all__ = ["RunFolder", "read_run"]
 
-_CONFIG, _CELLS, _SAMPLES, _ENVIRONMENT = "config.json", "cells.jsonl", "samples.jsonl", "environment.json"
+_CELLS, _SAMPLES, _ENVIRONMENT = "cells.jsonl", "samples.jsonl", "environment.json"
 _LOCK = ".lock"
 _CELL = ("task", "length", "protocol", "method")
 _RESULTS = ("score", "skipped", "error")
@@ -38,11 +39,12 @@ class RunFolder:
     def __init__(self, path: Path, config: Mapping[str, Any], anew: bool = False) -> None:
         """Start a run, go on with one of the same `config`, or start `anew` in its place.
 
-        Raises UsageError if the folder holds another run or something else, and OutputError if it cannot be written or
-        another process uses it.
+        Raises UsageError if the folder holds something else than a run, or another run that is not to be replaced, and
+        OutputError if it cannot be written or another process uses it.
         """
         self.path = path
         self.corrupt: list[str] = []
+        _check_ours(path)
         self._lock = _locked(path)
         try:
             self._open(config, anew)
@@ -80,15 +82,14 @@ class RunFolder:
 
     def _open(self, config: Mapping[str, Any], anew: bool) -> None:
         wanted = json.loads(json.dumps(config))
+        _check_ours(self.path)
         if anew:
-            for name in (_CONFIG, _CELLS, _SAMPLES, _ENVIRONMENT):
+            for name in (_CELLS, _SAMPLES, _ENVIRONMENT):
                 (self.path / name).unlink(missing_ok=True)
-        if is_run(self.path):
-            _compare(self.path, _config(self.path), wanted)
-        elif not anew and any(item.name != _LOCK for item in self.path.iterdir()):
-            raise UsageError(f"{self.path} is not empty and holds no run of kvz bench; give another --out")
-        else:
-            _write(self.path / _CONFIG, wanted)
+        elif is_run(self.path):
+            _compare(self.path, read_config(self.path), wanted)
+        if anew or not is_run(self.path):
+            _write(self.path / CONFIG, wanted)
         self.cells = self._good_lines(_CELLS, lambda line: any(name in line for name in _RESULTS))
         self.samples = self._good_lines(_SAMPLES, lambda line: "sample" in line and "scores" in line)
 
@@ -113,17 +114,23 @@ class RunFolder:
             raise output_error(path, error) from error
 
 
-def is_run(path: Path) -> bool:
-    """Whether a folder holds a run."""
-    return (path / _CONFIG).is_file()
-
-
 def read_run(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]], list[dict[str, Any]], list[str]]:
     """The settings of a run, its cells, its environments, and the lines that cannot be read. Raises UsageError."""
-    if not is_run(path):
-        raise UsageError(f"{path} holds no run of kvz bench")
+    config = read_config(path)
     cells, bad = _lines(path / _CELLS, lambda line: any(name in line for name in _RESULTS))
-    return _config(path), cells, _environments(path), [f"{_CELLS}, line {number}" for number in bad]
+    return config, cells, _environments(path), [f"{_CELLS}, line {number}" for number in bad]
+
+
+def _check_ours(path: Path) -> None:
+    """Raise UsageError if a folder has something in it that is not a run: its files are not for us to replace."""
+    try:
+        if not path.is_dir() or all(item.name == _LOCK for item in path.iterdir()):
+            return
+        read_config(path)
+    except UsageError as error:
+        raise UsageError(f"{error}, and is not empty; give another --out") from None
+    except OSError as error:
+        raise output_error(path, error) from error
 
 
 def _locked(path: Path) -> FileLock:
@@ -152,16 +159,6 @@ def _compare(path: Path, there: Mapping[str, Any], wanted: Mapping[str, Any]) ->
 def _shown(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 160 else f"{text[:157]}..."
-
-
-def _config(path: Path) -> dict[str, Any]:
-    try:
-        config = json.loads((path / _CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path / _CONFIG} cannot be read: {error}; -f starts anew") from error
-    if not isinstance(config, dict):
-        raise UsageError(f"{path / _CONFIG} is not a run's; -f starts anew")
-    return config
 
 
 def _environments(path: Path) -> list[dict[str, Any]]:

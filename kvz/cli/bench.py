@@ -102,7 +102,9 @@ def bench(
     quick: Annotated[
         bool, typer.Option("--quick", help="Few and short contexts; what is done without --task.")
     ] = False,
-    force: Annotated[bool, typer.Option("--force", "-f", help="Start anew in a folder that holds a run.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", "-f", help="Start anew in a folder that holds another run.")
+    ] = False,
     quiet: QuietOption = False,
 ) -> None:
     """Compare methods with the full cache on tasks: scores, agreement, bytes, times.

@@ -11,7 +11,11 @@ import pytest
 from kvz.bench.run_folder import RunFolder, read_run
 from kvz.errors import OutputError, UsageError
 
-CONFIG = {"tasks": ["needle"], "seed": 0, "lengths": (100,)}
+CONFIG = {
+    "kvz": "1", "model": "tiny", "fingerprint": "f", "dtype": "float32", "device": "cpu", "tasks": ["needle"],
+    "methods": ["full"], "lengths": (100,), "samples": {"needle": 1}, "seed": 0, "protocol": "auto", "data": None,
+    "texts": None,
+}  # fmt: skip
 
 
 def cell(method: str, **more: Any) -> dict[str, Any]:
@@ -62,13 +66,36 @@ def test_another_run_is_refused_unless_forced(tmp_path: Path) -> None:
     assert json.loads((path / "config.json").read_text())["seed"] == 1
 
 
-def test_folders_of_something_else_are_left_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("anew", [False, True])
+def test_folders_of_something_else_are_left_alone(tmp_path: Path, anew: bool) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(UsageError, match="not empty"):
-        RunFolder(tmp_path, CONFIG)
+        RunFolder(tmp_path, CONFIG, anew)
     with pytest.raises(UsageError, match="is a file"):
-        RunFolder(tmp_path / "notes.txt", CONFIG)
+        RunFolder(tmp_path / "notes.txt", CONFIG, anew)
     with pytest.raises(UsageError, match="no run"):
         read_run(tmp_path)
-    with RunFolder(tmp_path, CONFIG, anew=True):
-        assert (tmp_path / "notes.txt").read_text() == "mine"
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+@pytest.mark.parametrize("config", ['{"architectures": ["LlamaForCausalLM"]}', "[1]", "{", json.dumps({"kvz": "1"})])
+@pytest.mark.parametrize("anew", [False, True])
+def test_a_config_that_is_not_a_runs_is_left_alone(tmp_path: Path, config: str, anew: bool) -> None:
+    mine = {"config.json": config, "samples.jsonl": "mine", "cells.jsonl": "mine"}
+    for name, text in mine.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(UsageError, match=r"holds no run of kvz bench: its config\.json is not a run's .*not empty"):
+        RunFolder(tmp_path, CONFIG, anew)
+    with pytest.raises(UsageError, match="holds no run"):
+        read_run(tmp_path)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == mine
+
+
+@pytest.mark.parametrize("damage", [{"samples": 5}, {"data": "x"}, {"lengths": ["a"]}, {"seed": True}])
+def test_damaged_settings_are_refused_by_name(tmp_path: Path, damage: dict[str, Any]) -> None:
+    with RunFolder(tmp_path / "run", CONFIG):
+        pass
+    (tmp_path / "run" / "config.json").write_text(json.dumps({**CONFIG, **damage}))
+    for use in (lambda: read_run(tmp_path / "run"), lambda: RunFolder(tmp_path / "run", CONFIG)):
+        with pytest.raises(UsageError, match=rf"config\.json is not a run's .*{next(iter(damage))}"):
+            use()
