@@ -54,7 +54,7 @@ def skipped_cell(planned: Planned, reason: str) -> Cell:
 
 def failed_cell(planned: Planned, error: BaseException) -> Cell:
     """A cell whose measuring went wrong."""
-    message = " ".join(str(error).split())[:500]
+    message = " ".join(str(error).split())[:500].encode(errors="replace").decode()  # a line of JSON holds text only
     return cast(Cell, {**_named(planned), "error": f"{type(error).__name__}: {message}" if message else repr(error)})
 
 

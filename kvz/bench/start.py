@@ -11,7 +11,7 @@ import torch
 
 from kvz.bench.environment import describe_environment, device_bandwidth, step_weight_bytes
 from kvz.bench.estimate import Speed, estimate_cell, measure_speed
-from kvz.bench.plan import Key, Planned, plan_cells
+from kvz.bench.plan import Key, Planned, key_of, plan_cells
 from kvz.bench.run_folder import RunFolder
 from kvz.bench.runner import Bench, run_cells
 from kvz.bench.settings import Settings, config_of
@@ -42,7 +42,8 @@ class Run:
         self, say: Callable[[str], None], told: Callable[[dict[str, Any]], None], interrupted: Callable[[], bool]
     ) -> None:
         """Measure what is not there yet; see `run_cells`."""
-        if len(self.folder.cells) >= len(self.plan):
+        done = {key_of(cell) for cell in self.folder.cells}
+        if all(cell.key in done for cell in self.plan):
             return
         model, settings = self.model, self.settings
         bandwidth = device_bandwidth(model.device)
@@ -68,7 +69,8 @@ def start_run(settings: Settings, model: LanguageModel, path: Path, anew: bool) 
     Raises UsageError if the folder holds another one, unless it is to start `anew`.
     """
     plan = _planned(settings, model.identity)
-    return Run(settings, model, RunFolder(path, config_of(settings, model), anew), plan)
+    planned = {cell.key: cell.samples for cell in plan}
+    return Run(settings, model, RunFolder(path, config_of(settings, model), anew, planned), plan)
 
 
 def estimated(

@@ -102,9 +102,7 @@ def bench(
     quick: Annotated[
         bool, typer.Option("--quick", help="Few and short contexts; what is done without --task.")
     ] = False,
-    force: Annotated[
-        bool, typer.Option("--force", "-f", help="Start anew in a folder that holds another run.")
-    ] = False,
+    force: Annotated[bool, typer.Option("--force", "-f", help="Start anew in place of another run.")] = False,
     quiet: QuietOption = False,
 ) -> None:
     """Compare methods with the full cache on tasks: scores, agreement, bytes, times.
@@ -154,7 +152,7 @@ def _run(
     path = _new_folder() if out is None else out
     with start_run(settings, model, path, force) as run:
         for line in run.folder.corrupt:
-            say(f"kvz: {line} cannot be read and is measured again")
+            say(f"kvz: {line}")
         if run.folder.cells or run.folder.samples:
             say(f"kvz: going on with {path}: {len(run.folder.cells)} of {len(run.plan)} cells are there")
         if as_json:

@@ -30,7 +30,7 @@ def report_runs(words: list[str], out: Path | None, as_json: bool, quiet: bool) 
     results = compared([Path(path) for path in rest])
     say = (lambda message: None) if quiet else console.note
     for line in results.corrupt:
-        say(f"kvz: {line} cannot be read and is left out")
+        say(f"kvz: {line}")
     if as_json:
         for cell in results.cells:
             console.emit_json(dict(cell))

@@ -186,6 +186,21 @@ def test_a_failed_cell_is_recorded_and_the_others_go_on(
     assert [cell["method"] for cell in lines_of(path)][-1] == "snapkv@0.3"
 
 
+def test_a_resume_counts_cells_and_not_lines(run: Run, line: list[str], tmp_path: Path) -> None:
+    small = [*line[:3], "full", *line[4:7], "1", *line[8:]]
+    run(*small, "-q").succeeded()
+    path = tmp_path / "run" / "cells.jsonl"
+    first, second = path.read_text().splitlines(keepends=True)
+    path.write_text(first + first + second.replace("needle", "squad"))
+    (tmp_path / "run" / "environment.json").write_text("[5]")
+    outcome = run(*small).succeeded()
+    assert "cells.jsonl, line 2 is left out: it is there already" in outcome.err
+    assert "cells.jsonl, line 3 is left out: this run has no such cell" in outcome.err
+    assert "environment.json, start 1 is left out" in outcome.err
+    assert "1 of 2 cells are there" in outcome.err
+    assert timeless(lines_of(path)) == timeless([json.loads(first), json.loads(second)])
+
+
 def test_an_interrupt_that_a_library_swallows_is_no_failure(
     run: Run, line: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
