@@ -141,13 +141,16 @@ class _Work:
 
     def _skip_too_long(self, task: Task, samples: Sequence[Sample], cells: Sequence[Planned]) -> None:
         for turns in {cell.turns for cell in cells}:
+            own = [cell for cell in cells if cell.turns == turns]
             try:
                 for sample in samples:
                     check_room(self._bench.model, sample, task.new_tokens, turns)
             except Impossible as error:
-                for cell in cells:
-                    if cell.turns == turns:
-                        self.skip(cell, str(error))
+                for cell in own:
+                    self.skip(cell, str(error))
+            except Exception as error:
+                for cell in own:
+                    self._failed(cell, error)
 
     def _waits(self, cell: Planned, number: int) -> bool:
         return cell.key not in self.done and number not in self._parts.get(cell.key, {})

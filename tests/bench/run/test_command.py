@@ -19,6 +19,7 @@ import torch
 from kvz.bench.cell_run import Part
 from kvz.bench.prefilled import Prefilled
 from kvz.cli import main
+from kvz.errors import QuestionError
 from kvz.scoring.snapkv import SnapKV
 from tests.cli.harness import ENVIRONMENT, Outcome, finish, spawn
 from tests.tiny import make_model_folder
@@ -184,6 +185,18 @@ def test_a_failed_cell_is_recorded_and_the_others_go_on(
     path.write_text("".join(text for text in path.read_text().splitlines(keepends=True) if "no such luck" not in text))
     run(*small).succeeded()
     assert [cell["method"] for cell in lines_of(path)][-1] == "snapkv@0.3"
+
+
+def test_a_question_that_cannot_be_asked_fails_its_own_cells(
+    run: Run, line: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: Any) -> None:
+        raise QuestionError("no such question")
+
+    monkeypatch.setattr("kvz.bench.runner.check_room", refuse)
+    assert run(*line[:3], "full", *line[4:]).status == 1
+    cells = lines_of(tmp_path / "run" / "cells.jsonl")
+    assert {cell["error"] for cell in cells} == {"QuestionError: no such question"}
 
 
 def test_a_resume_counts_cells_and_not_lines(run: Run, line: list[str], tmp_path: Path) -> None:
