@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kvz.bench.contexts import shown
-from kvz.bench.methods import Method, parse_methods
+from kvz.bench.methods import Method, numbers_left_out, parse_methods
 from kvz.bench.plan import AUTO, check_protocol
 from kvz.bench.tasks.registry import make_task, needs_data, takes_texts
 from kvz.bench.tasks.task import Task
@@ -24,6 +24,8 @@ _QUICK_TASKS = {"needle": 3, "needles": 2}  # contexts of each
 _QUICK_LENGTH, _QUICK_SAMPLES = 1000, 3
 _METHODS = ("default", "snapkv", "rocketkv", "default/lowbit")
 _MOST_SEED = 2**32
+_MOST_SAMPLES = 10**6
+_LEAST_BUDGET = 2  # one pair would read as all of them, the share 1
 
 
 @dataclass(frozen=True)
@@ -60,14 +62,16 @@ def make_settings(
 ) -> Settings:
     """The settings of a run; without tasks it is a quick one. Raises UsageError for what does not exist or fit."""
     check_protocol(protocol)
-    if any(length < 1 for length in lengths) or (samples is not None and samples < 1):
-        raise UsageError("a length and a number of samples are 1 or more")
+    if any(length < 1 for length in lengths):
+        raise UsageError("--length 0: give 1 token or more")
+    if samples is not None and not 1 <= samples <= _MOST_SAMPLES:
+        raise UsageError(f"--samples {samples}: give a number from 1 to {_MOST_SAMPLES}")
     if not 0 <= seed < _MOST_SEED:
         raise UsageError(f"seed {seed}: give a number from 0 to {_MOST_SEED - 1}")
     quick = quick or not tasks
     names = list(dict.fromkeys(tasks or _QUICK_TASKS))
+    _check_numbers(methods or _METHODS, ratios, budgets)
     made = parse_methods(methods or _METHODS, ratios, budgets)
-    _check_unused(made, ratios, budgets)
     if data is not None and not any(map(needs_data, names)):
         raise UsageError(f"--data is for tasks that are read from a file, not for {', '.join(names)}; leave it out")
     if texts is not None and not any(map(takes_texts, names)):
@@ -107,11 +111,18 @@ def config_of(settings: Settings, model: LanguageModel) -> dict[str, Any]:
     }
 
 
-def _check_unused(methods: Sequence[Method], ratios: Sequence[float], budgets: Sequence[int]) -> None:
-    if ratios and not any(method.ratio in ratios for method in methods):
+def _check_numbers(methods: Sequence[str], ratios: Sequence[float], budgets: Sequence[int]) -> None:
+    """Raise UsageError for a ratio or a budget that is out of range, or that no method has a use for."""
+    for ratio in ratios:
+        if not 0 < ratio <= 1:  # nan is not, either
+            raise UsageError(f"--ratio {ratio:g}: give a number above 0 and up to 1")
+    for budget in budgets:
+        if budget < _LEAST_BUDGET:
+            raise UsageError(f"--budget {budget}: give a whole number of pairs, {_LEAST_BUDGET} or more")
+    left = numbers_left_out(methods)
+    if ratios and "share" not in left:
         raise UsageError("--ratio is for methods that compress and have no number of their own; leave it out")
-    numbers = {number for method in methods for number in (method.budget, method.keep)}
-    if budgets and not numbers & set(budgets):
+    if budgets and "step" not in left and ("share" not in left or ratios):
         raise UsageError("--budget is for methods that have no number of their own; leave it out")
 
 

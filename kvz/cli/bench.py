@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["bench"]
 
+_MOST_DIGITS = 9
 _BETWEEN = re.compile(r"[,;]")
 _REPORTING = ("report", "out", "as_json", "quiet")  # parameters that `report` takes
 
@@ -230,4 +231,6 @@ def _number(value: str, option: str) -> float:
 def _whole(value: str, option: str) -> int:
     if not (value.isascii() and value.isdigit()):
         raise UsageError(f"{option} '{value}' is not a whole number")
+    if len(value) > _MOST_DIGITS:
+        raise UsageError(f"{option} {value[:_MOST_DIGITS]}... is too large a number")
     return int(value)

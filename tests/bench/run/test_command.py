@@ -140,6 +140,7 @@ def test_refusals(run: Run, line: list[str], tmp_path: Path) -> None:
     run("--task", "needle", "--data", tmp_path).failed("--data", status=2)
     run("--task", "needle,,").failed("empty", status=2)
     run("--length", "long").failed("--length", status=2)
+    run("--length", "9" * 5000).failed("too large", status=2)
     run("-f").failed("--out", status=2)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "mine").write_text("")
