@@ -20,6 +20,7 @@ from filelock import FileLock, Timeout
 
 from kvz.bench.methods import FULL, REPEAT_KV
 from kvz.bench.plan import Key, key_of
+from kvz.bench.report_files import remove_report
 from kvz.bench.run_config import CONFIG, is_run, read_config
 from kvz.bench.run_lines import CELLS, ENVIRONMENT, SAMPLES, Lines, environments, good_cells, good_samples
 from kvz.errors import OutputError, UsageError
@@ -90,6 +91,7 @@ class RunFolder:
         if anew:
             for name in (CELLS, SAMPLES, ENVIRONMENT):
                 (self.path / name).unlink(missing_ok=True)
+            remove_report(self.path)
         elif is_run(self.path):
             _compare(self.path, read_config(self.path), wanted)
         if anew or not is_run(self.path):

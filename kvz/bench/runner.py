@@ -97,6 +97,9 @@ class _Work:
             for cell in cells:
                 self._failed(cell, error)
             return
+        if len(samples) < cells[0].samples:
+            found = f"{len(samples)} contexts, {cells[0].samples} were asked for"
+            self._bench.say(f"{task.name}, {length:,} tokens: the file has {found}")
         self._skip_too_long(task, samples, cells)
         for cell in cells:
             self._complete(cell, len(samples))

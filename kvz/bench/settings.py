@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kvz.bench.contexts import shown
+from kvz.bench.file_names import plain_name
 from kvz.bench.methods import Method, numbers_left_out, parse_methods
 from kvz.bench.plan import AUTO, check_protocol
 from kvz.bench.tasks.registry import make_task, needs_data, takes_texts
@@ -132,4 +133,4 @@ def _named(path: Path | None) -> dict[str, str] | None:
         return None
     files = sorted(path.glob("*.txt")) if path.is_dir() else [path] if path.is_file() else []
     digest = hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()
-    return {"name": path.name if files else str(path), "sha256": digest if files else ""}
+    return {"name": plain_name(path.name if files else str(path)), "sha256": digest if files else ""}

@@ -19,7 +19,7 @@ import torch
 from kvz.bench.cell_run import Part
 from kvz.bench.prefilled import Prefilled
 from kvz.cli import main
-from kvz.errors import QuestionError
+from kvz.errors import OutputError, QuestionError
 from kvz.scoring.snapkv import SnapKV
 from tests.cli.harness import ENVIRONMENT, Outcome, finish, spawn
 from tests.tiny import make_model_folder
@@ -131,6 +131,8 @@ def test_runs_are_reported_side_by_side(run: Run, line: list[str], tmp_path: Pat
     run("report", tmp_path / "one", "--samples", 3).failed("--samples", status=2)
     run("reprot").failed("reprot", status=2)
     run("report").failed("which runs", status=2)
+    run("report", tmp_path / "one", "--out", "").failed("--out is empty", status=2)
+    run("report", tmp_path / "one", "--out", tmp_path / "one" / "table.md").failed("is a file", status=2)
 
 
 def test_refusals(run: Run, line: list[str], tmp_path: Path) -> None:
@@ -270,6 +272,35 @@ def test_without_matplotlib_there_are_tables(
     assert not (tmp_path / "run" / "pictures").exists()
     assert "kvz[bench]" in (tmp_path / "run" / "report.html").read_text()
     assert "full@repeat-kv" in (tmp_path / "run" / "table.md").read_text()
+
+
+def test_a_dry_run_refuses_what_the_run_would(run: Run, line: list[str], tmp_path: Path) -> None:
+    listed = [*line[:3], "full", "--samples", "3", "--dtype", "float32", *line[-4:-2], "--dry-run"]
+    run(*listed, "--dtype", "foo").failed("no dtype 'foo'", status=2)
+    run(*listed, "--device", "bar").failed("device 'bar' cannot be used", status=2)
+    cells = run(*listed, "--length", "1", "--json").succeeded().objects
+    assert all("too short for this task" in cell["skipped"] for cell in cells)
+    assert run(*listed, "--length", "300", "-q").succeeded().err == ""
+    data = tmp_path / "mine.jsonl"
+    data.write_text('{"context": "c", "questions": ["q"], "answers": ["a"]}\n' * 2)
+    own = run("--task", "own", "--data", data, *listed[2:], "--length", 300, "--json").succeeded().objects
+    assert {cell["contexts"] for cell in own} == {2}
+
+
+def test_a_table_is_shown_although_the_report_cannot_be_written(
+    run: Run, line: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: Any) -> None:
+        raise OutputError("no space left")
+
+    data = tmp_path / "mine.jsonl"
+    data.write_text('{"context": "c", "questions": ["q"], "answers": ["a"]}\n' * 2)
+    monkeypatch.setattr("kvz.bench.write_report.write_report", fail)
+    outcome = run("--task", "own", "--data", data, *line[2:3], "full", *line[4:])
+    assert outcome.status == 1
+    assert "full@repeat-kv" in outcome.text
+    assert "the file has 2 contexts, 3 were asked for" in outcome.err
+    assert outcome.err.endswith("kvz: no space left\n")
 
 
 def test_a_closed_pipe_ends_it(run: Run, line: list[str], tmp_path: Path) -> None:
