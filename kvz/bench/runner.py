@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, cast
 
@@ -131,9 +131,12 @@ class _Work:
     def _measure(self, prefilled: Prefilled, cell: Planned, task: Task, number: int) -> Part:
         if not cell.method.expands:
             return measure(prefilled, cell, task.metric, stored=number == 0)
-        full = self._parts.get((*cell.key[:3], FULL.label), {}).get(number)
-        if full is None:
-            raise Impossible("the full cache was not measured")
+        whole = replace(cell, method=FULL)
+        full = self._parts.get(whole.key, {}).get(number)
+        if full is None:  # its line may be lost where its cell is there
+            if not any(key_of(found) == whole.key and "score" in found for found in self._bench.folder.cells):
+                raise Impossible("the full cache was not measured")
+            full = measure(prefilled, whole, task.metric, stored=number == 0)
         names = ("scores", "agreement", "kl", "answers", "new_tokens", "kv_bytes", "whole", "seconds")
         return measure_expanded(prefilled, {name: full[name] for name in names})
 

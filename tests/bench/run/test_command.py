@@ -209,10 +209,12 @@ def test_a_resume_counts_cells_and_not_lines(run: Run, line: list[str], tmp_path
     first, second = path.read_text().splitlines(keepends=True)
     path.write_text(first + first + second.replace("needle", "squad"))
     (tmp_path / "run" / "environment.json").write_text("[5]")
+    (tmp_path / "run" / "samples.jsonl").write_text('{"sample": [0]}\n')
     outcome = run(*small).succeeded()
     assert "cells.jsonl, line 2 is left out: it is there already" in outcome.err
     assert "cells.jsonl, line 3 is left out: this run has no such cell" in outcome.err
     assert "environment.json, start 1 is left out" in outcome.err
+    assert "samples.jsonl, line 1 is left out" in outcome.err
     assert "1 of 2 cells are there" in outcome.err
     assert timeless(lines_of(path)) == timeless([json.loads(first), json.loads(second)])
 
