@@ -107,7 +107,7 @@ class _Start(Struct):
 
 def good_cells(folder: Path, belongs: Callable[[dict[str, Any]], bool]) -> Lines:
     """The cells of a run; `belongs` says whether a line is of one that the run has."""
-    return _lines(folder / CELLS, _Cell, belongs, lambda line: _key(line))
+    return _lines(folder / CELLS, _Cell, belongs, _key)
 
 
 def good_samples(folder: Path, belongs: Callable[[dict[str, Any]], bool]) -> Lines:
