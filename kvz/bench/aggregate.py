@@ -49,13 +49,20 @@ def cell_of(planned: Planned, parts: Sequence[Part], weight_bytes: int, bandwidt
 
 def skipped_cell(planned: Planned, reason: str) -> Cell:
     """A cell that cannot be measured."""
-    return cast(Cell, {**_named(planned), "skipped": reason})
+    return cast(Cell, {**_named(planned), "skipped": _plain(reason)})
 
 
 def failed_cell(planned: Planned, error: BaseException) -> Cell:
     """A cell whose measuring went wrong."""
     message = " ".join(str(error).split())[:500]
-    return cast(Cell, {**_named(planned), "error": f"{type(error).__name__}: {message}" if message else repr(error)})
+    return cast(
+        Cell, {**_named(planned), "error": _plain(f"{type(error).__name__}: {message}" if message else repr(error))}
+    )
+
+
+def _plain(reason: str) -> str:
+    """Text that a line of JSON can hold: names of files need not be any."""
+    return reason.encode(errors="replace").decode()
 
 
 def _named(planned: Planned) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from kvz.bench.documents import EXAMPLES
+from kvz.bench.file_names import plain_name
 from kvz.bench.full_answers import FullAnswer, ask_full
 from kvz.bench.readings import Reading, read_articles, read_examples
 from kvz.cache.ragged import RaggedCache, survivors
@@ -94,7 +95,7 @@ def pruned(model: LanguageModel, context: Context, kept: Tensor) -> RaggedCache:
 
 def shown(model: str) -> str:
     """A model's name without the folders of the machine that it was measured on."""
-    return Path(model).name if Path(model).exists() else model
+    return plain_name(Path(model).name if Path(model).exists() else model)
 
 
 def rounded(measures: dict[str, float]) -> dict[str, float]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kvz.cache.index import NO_INDEX, PLANES, IndexPlan
@@ -21,12 +21,13 @@ from kvz.errors import UsageError
 from kvz.recipe import Recipe, make_recipe
 from kvz.scoring.registry import METHODS, method_options
 
-__all__ = ["BUDGET", "FULL", "REPEAT_KV", "Method", "method_names", "parse_methods"]
+__all__ = ["BUDGET", "FULL", "REPEAT_KV", "Method", "method_names", "numbers_left_out", "parse_methods"]
 
 BUDGET = 256
 """Pairs of a head that a step reads, where nothing else is said."""
 
 _FULL = "full"
+_MOST_DIGITS = 9  # of a number of pairs
 _INDEXES = {"lowbit": PLANES, "hsa": IndexPlan(planes=0, page_size=PAGE)}
 
 
@@ -118,7 +119,24 @@ def parse_methods(specs: Iterable[str], ratios: Sequence[float] = (), budgets: S
     for method in found:
         method.recipe()
         method.decoding()
-    return list({method.label: method for method in found}.values())
+    unique: dict[Method, Method] = {}  # two names can mean the same
+    for method in found:
+        unique.setdefault(replace(method, label=""), method)
+    return list(unique.values())
+
+
+def numbers_left_out(specs: Iterable[str]) -> set[str]:
+    """Which numbers some of the methods leave to those given for all: "share", "step". Raises UsageError."""
+    left = set()
+    for spec in specs:
+        first, slash, second = spec.strip().partition("/")
+        name, number = _split(first)
+        named = (_COMPRESSIONS if slash else _NAMES).get(name)
+        if named is not None and named.number is not None and number is None:
+            left.add(named.number)
+        if slash and _split(second)[1] is None:
+            left.add("step")
+    return left
 
 
 @dataclass(frozen=True)
@@ -131,7 +149,7 @@ class _Numbers:
     @property
     def shares(self) -> Sequence[str]:
         if self.ratios:
-            return [f"{ratio:g}" for ratio in self.ratios]
+            return [_shown(ratio) for ratio in self.ratios]
         return [str(budget) for budget in self.budgets] or [f"{RATIO:g}"]
 
     @property
@@ -189,20 +207,34 @@ def _share(value: str, spec: str) -> tuple[float | None, int | None, str]:
         number = float(value)
     except ValueError:
         raise UsageError(f"method '{spec}': {value} is not a number") from None
-    if number <= 1:
-        return number, None, f"@{number:g}"
+    if 0 < number <= 1:
+        return number, None, f"@{_shown(number)}"
+    if number <= 0 or number % 1:
+        raise UsageError(
+            f"method '{spec}': '{value}' is neither a ratio above 0 and up to 1 nor a whole number of pairs"
+        )
     keep = _whole(value, spec)
     return None, keep, f"@{keep}"
+
+
+def _shown(ratio: float) -> str:
+    """A ratio as it was typed, with all its digits."""
+    short = f"{ratio:g}"
+    return short if float(short) == ratio else repr(ratio)
 
 
 def _whole(value: str, spec: str) -> int:
     if not (value.isascii() and value.isdigit()):
         raise UsageError(f"method '{spec}': '{value}' is not a whole number of pairs")
+    if len(value) > _MOST_DIGITS:
+        raise UsageError(f"method '{spec[:40]}': more pairs than any context has")
     return int(value)
 
 
 def _split(part: str) -> tuple[str, str | None]:
     name, at, number = part.partition("@")
+    if at and not number.strip():
+        raise UsageError(f"method '{part}': there is no number after @; give one, or leave the @ out")
     return name.strip(), number.strip() if at else None
 
 

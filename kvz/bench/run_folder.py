@@ -5,7 +5,7 @@
     samples.jsonl      a line for each context of each cell: what cells are made of, with the answers
     environment.json   machine and versions of each start
 
-Lines are flushed and synced one by one; a line that a kill cut short is dropped when the run goes on.
+Lines are flushed and synced one by one; those that cannot be used are dropped when the run goes on.
 """
 
 from __future__ import annotations
@@ -18,34 +18,41 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from kvz.bench.methods import FULL, REPEAT_KV
+from kvz.bench.plan import Key, key_of
+from kvz.bench.report_files import remove_report
+from kvz.bench.run_config import CONFIG, is_run, read_config
+from kvz.bench.run_lines import CELLS, ENVIRONMENT, SAMPLES, Lines, environments, good_cells, good_samples
 from kvz.errors import OutputError, UsageError
 from kvz.format.atomic import atomic_file, output_error
 
-__all__ = ["RunFolder", "is_run", "read_run"]
+__all__ = ["RunFolder", "read_run"]
 
-_CONFIG, _CELLS, _SAMPLES, _ENVIRONMENT = "config.json", "cells.jsonl", "samples.jsonl", "environment.json"
 _LOCK = ".lock"
-_CELL = ("task", "length", "protocol", "method")
-_RESULTS = ("score", "skipped", "error")
 
 
 class RunFolder:
     """The folder of a run that is being made: `cells` and `samples` are the good lines of it.
 
-    `corrupt` says which lines were dropped. Closed by leaving its context.
+    `corrupt` says which lines were dropped, and why. Closed by leaving its context.
     """
 
-    def __init__(self, path: Path, config: Mapping[str, Any], anew: bool = False) -> None:
+    def __init__(
+        self, path: Path, config: Mapping[str, Any], anew: bool = False, planned: Mapping[Key, int] | None = None
+    ) -> None:
         """Start a run, go on with one of the same `config`, or start `anew` in its place.
 
-        Raises UsageError if the folder holds another run or something else, and OutputError if it cannot be written or
-        another process uses it.
+        Lines of cells that are not `planned`, or of more contexts than are planned of a cell, are dropped.
+
+        Raises UsageError if the folder holds something else than a run, or another run that is not to be replaced, and
+        OutputError if it cannot be written or another process uses it.
         """
         self.path = path
         self.corrupt: list[str] = []
+        _check_ours(path)
         self._lock = _locked(path)
         try:
-            self._open(config, anew)
+            self._open(config, anew, planned)
         except OSError as error:
             self.close()
             raise output_error(path, error) from error
@@ -66,41 +73,43 @@ class RunFolder:
     def add_cell(self, cell: Mapping[str, Any]) -> None:
         """Append a cell. Raises OutputError."""
         self.cells.append(dict(cell))
-        self._append(_CELLS, cell)
+        self._append(CELLS, cell)
 
     def add_sample(self, part: Mapping[str, Any]) -> None:
         """Append what one context gave. Raises OutputError."""
         self.samples.append(dict(part))
-        self._append(_SAMPLES, part)
+        self._append(SAMPLES, part)
 
     def add_environment(self, environment: Mapping[str, Any]) -> None:
         """Note what the run is made on from here on."""
-        starts = _environments(self.path)
-        _write(self.path / _ENVIRONMENT, [*starts, dict(environment)])
+        starts = environments(self.path).good
+        _write(self.path / ENVIRONMENT, [*starts, dict(environment)])
 
-    def _open(self, config: Mapping[str, Any], anew: bool) -> None:
+    def _open(self, config: Mapping[str, Any], anew: bool, planned: Mapping[Key, int] | None) -> None:
         wanted = json.loads(json.dumps(config))
+        _check_ours(self.path)
         if anew:
-            for name in (_CONFIG, _CELLS, _SAMPLES, _ENVIRONMENT):
+            for name in (CELLS, SAMPLES, ENVIRONMENT):
                 (self.path / name).unlink(missing_ok=True)
-        if is_run(self.path):
-            _compare(self.path, _config(self.path), wanted)
-        elif not anew and any(item.name != _LOCK for item in self.path.iterdir()):
-            raise UsageError(f"{self.path} is not empty and holds no run of kvz bench; give another --out")
-        else:
-            _write(self.path / _CONFIG, wanted)
-        self.cells = self._good_lines(_CELLS, lambda line: any(name in line for name in _RESULTS))
-        self.samples = self._good_lines(_SAMPLES, lambda line: "sample" in line and "scores" in line)
+            remove_report(self.path)
+        elif is_run(self.path):
+            _compare(self.path, read_config(self.path), wanted)
+        if anew or not is_run(self.path):
+            _write(self.path / CONFIG, wanted)
+        self.cells = self._kept(CELLS, good_cells(self.path, lambda line: planned is None or key_of(line) in planned))
+        self.samples = self._kept(
+            SAMPLES,
+            good_samples(self.path, lambda line: planned is None or line["sample"] < planned.get(key_of(line), 0)),
+        )
+        self.corrupt += environments(self.path).bad
 
-    def _good_lines(self, name: str, is_good: Any) -> list[dict[str, Any]]:
-        """The lines of a file that can be used; the others are taken out of it."""
-        path = self.path / name
-        good, bad = _lines(path, is_good)
-        if bad:
-            self.corrupt += [f"{name}, line {number}" for number in bad]
-            with atomic_file(path, overwrite=True) as file:
-                file.writelines(_line(line) for line in good)
-        return good
+    def _kept(self, name: str, lines: Lines) -> list[dict[str, Any]]:
+        """The good lines of a file; the others are taken out of it."""
+        if lines.bad:
+            self.corrupt += lines.bad
+            with atomic_file(self.path / name, overwrite=True) as file:
+                file.writelines(_line(line) for line in lines.good)
+        return lines.good
 
     def _append(self, name: str, value: Mapping[str, Any]) -> None:
         path = self.path / name
@@ -113,17 +122,29 @@ class RunFolder:
             raise output_error(path, error) from error
 
 
-def is_run(path: Path) -> bool:
-    """Whether a folder holds a run."""
-    return (path / _CONFIG).is_file()
-
-
 def read_run(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]], list[dict[str, Any]], list[str]]:
-    """The settings of a run, its cells, its environments, and the lines that cannot be read. Raises UsageError."""
-    if not is_run(path):
-        raise UsageError(f"{path} holds no run of kvz bench")
-    cells, bad = _lines(path / _CELLS, lambda line: any(name in line for name in _RESULTS))
-    return _config(path), cells, _environments(path), [f"{_CELLS}, line {number}" for number in bad]
+    """The settings of a run, its cells, its environments, and the lines that cannot be used. Raises UsageError."""
+    config = read_config(path)
+    methods = {FULL.label, REPEAT_KV.label, *config["methods"]}
+
+    def belongs(line: Mapping[str, Any]) -> bool:
+        task, length, _, method = key_of(line)
+        return task in config["samples"] and length in config["lengths"] and method in methods
+
+    cells, starts = good_cells(path, belongs), environments(path)
+    return config, cells.good, starts.good, [*cells.bad, *starts.bad]
+
+
+def _check_ours(path: Path) -> None:
+    """Raise UsageError if a folder has something in it that is not a run: its files are not for us to replace."""
+    try:
+        if not path.is_dir() or all(item.name == _LOCK for item in path.iterdir()):
+            return
+        read_config(path)
+    except UsageError as error:
+        raise UsageError(f"{error}, and is not empty; give another --out") from None
+    except OSError as error:
+        raise output_error(path, error) from error
 
 
 def _locked(path: Path) -> FileLock:
@@ -152,41 +173,6 @@ def _compare(path: Path, there: Mapping[str, Any], wanted: Mapping[str, Any]) ->
 def _shown(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 160 else f"{text[:157]}..."
-
-
-def _config(path: Path) -> dict[str, Any]:
-    try:
-        config = json.loads((path / _CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path / _CONFIG} cannot be read: {error}; -f starts anew") from error
-    if not isinstance(config, dict):
-        raise UsageError(f"{path / _CONFIG} is not a run's; -f starts anew")
-    return config
-
-
-def _environments(path: Path) -> list[dict[str, Any]]:
-    try:
-        found = json.loads((path / _ENVIRONMENT).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return []
-    return [item for item in found if isinstance(item, dict)] if isinstance(found, list) else []
-
-
-def _lines(path: Path, is_good: Any) -> tuple[list[dict[str, Any]], list[int]]:
-    """The good lines of a file, and the numbers of the others."""
-    good, bad = [], []
-    content = path.read_bytes() if path.exists() else b""
-    for number, raw in enumerate(content.splitlines(keepends=True), 1):
-        try:
-            line = json.loads(raw)
-        except (ValueError, RecursionError):
-            line = None
-        whole = raw.endswith(b"\n") and isinstance(line, dict)
-        if whole and all(name in line for name in _CELL) and is_good(line):
-            good.append(line)
-        else:
-            bad.append(number)
-    return good, bad
 
 
 def _line(value: Mapping[str, Any]) -> bytes:

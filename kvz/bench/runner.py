@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, cast
 
@@ -97,6 +97,9 @@ class _Work:
             for cell in cells:
                 self._failed(cell, error)
             return
+        if len(samples) < cells[0].samples:
+            found = f"{len(samples)} contexts, {cells[0].samples} were asked for"
+            self._bench.say(f"{task.name}, {length:,} tokens: the file has {found}")
         self._skip_too_long(task, samples, cells)
         for cell in cells:
             self._complete(cell, len(samples))
@@ -128,9 +131,12 @@ class _Work:
     def _measure(self, prefilled: Prefilled, cell: Planned, task: Task, number: int) -> Part:
         if not cell.method.expands:
             return measure(prefilled, cell, task.metric, stored=number == 0)
-        full = self._parts.get((*cell.key[:3], FULL.label), {}).get(number)
-        if full is None:
-            raise Impossible("the full cache was not measured")
+        whole = replace(cell, method=FULL)
+        full = self._parts.get(whole.key, {}).get(number)
+        if full is None:  # its line may be lost where its cell is there
+            if not any(key_of(found) == whole.key and "score" in found for found in self._bench.folder.cells):
+                raise Impossible("the full cache was not measured")
+            full = measure(prefilled, whole, task.metric, stored=number == 0)
         names = ("scores", "agreement", "kl", "answers", "new_tokens", "kv_bytes", "whole", "seconds")
         return measure_expanded(prefilled, {name: full[name] for name in names})
 
@@ -141,13 +147,16 @@ class _Work:
 
     def _skip_too_long(self, task: Task, samples: Sequence[Sample], cells: Sequence[Planned]) -> None:
         for turns in {cell.turns for cell in cells}:
+            own = [cell for cell in cells if cell.turns == turns]
             try:
                 for sample in samples:
                     check_room(self._bench.model, sample, task.new_tokens, turns)
             except Impossible as error:
-                for cell in cells:
-                    if cell.turns == turns:
-                        self.skip(cell, str(error))
+                for cell in own:
+                    self.skip(cell, str(error))
+            except Exception as error:
+                for cell in own:
+                    self._failed(cell, error)
 
     def _waits(self, cell: Planned, number: int) -> bool:
         return cell.key not in self.done and number not in self._parts.get(cell.key, {})

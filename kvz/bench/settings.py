@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from kvz.bench.contexts import shown
-from kvz.bench.methods import Method, parse_methods
+from kvz.bench.file_names import plain_name
+from kvz.bench.methods import Method, numbers_left_out, parse_methods
 from kvz.bench.plan import AUTO, check_protocol
 from kvz.bench.tasks.registry import make_task, needs_data, takes_texts
 from kvz.bench.tasks.task import Task
@@ -24,12 +25,19 @@ _QUICK_TASKS = {"needle": 3, "needles": 2}  # contexts of each
 _QUICK_LENGTH, _QUICK_SAMPLES = 1000, 3
 _METHODS = ("default", "snapkv", "rocketkv", "default/lowbit")
 _MOST_SEED = 2**32
+_MOST_SAMPLES = 10**6
+_LEAST_BUDGET = 2  # one pair would read as all of them, the share 1
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Tasks, methods, lengths in tokens, contexts of each task, and how questions are asked."""
+    """Tasks, methods, lengths in tokens, contexts of each task, and how questions are asked.
 
+    `names` are the tasks as they were asked for. A task read from a file may add its data set to that, as
+    "longbench-hotpotqa"; `samples` goes by the tasks' own names.
+    """
+
+    names: tuple[str, ...]
     tasks: tuple[Task, ...]
     methods: tuple[Method, ...]
     lengths: tuple[int, ...]
@@ -55,25 +63,29 @@ def make_settings(
 ) -> Settings:
     """The settings of a run; without tasks it is a quick one. Raises UsageError for what does not exist or fit."""
     check_protocol(protocol)
-    if any(length < 1 for length in lengths) or (samples is not None and samples < 1):
-        raise UsageError("a length and a number of samples are 1 or more")
+    if any(length < 1 for length in lengths):
+        raise UsageError("--length 0: give 1 token or more")
+    if samples is not None and not 1 <= samples <= _MOST_SAMPLES:
+        raise UsageError(f"--samples {samples}: give a number from 1 to {_MOST_SAMPLES}")
     if not 0 <= seed < _MOST_SEED:
         raise UsageError(f"seed {seed}: give a number from 0 to {_MOST_SEED - 1}")
     quick = quick or not tasks
     names = list(dict.fromkeys(tasks or _QUICK_TASKS))
+    _check_numbers(methods or _METHODS, ratios, budgets)
     made = parse_methods(methods or _METHODS, ratios, budgets)
-    _check_unused(made, ratios, budgets)
     if data is not None and not any(map(needs_data, names)):
         raise UsageError(f"--data is for tasks that are read from a file, not for {', '.join(names)}; leave it out")
     if texts is not None and not any(map(takes_texts, names)):
         raise UsageError(f"--texts is for tasks that hide things in text, not for {', '.join(names)}; leave it out")
     of_task = _QUICK_TASKS if not tasks else {}
     usual = _QUICK_SAMPLES if quick else _SAMPLES
+    tasks_made = tuple(make_task(name, data, texts) for name in names)
     return Settings(
-        tasks=tuple(make_task(name, data, texts) for name in names),
+        names=tuple(names),
+        tasks=tasks_made,
         methods=tuple(made),
         lengths=tuple(dict.fromkeys(lengths)) or (_QUICK_LENGTH if quick else _LENGTH,),
-        samples={name: samples or of_task.get(name, usual) for name in names},
+        samples={task.name: samples or of_task.get(name, usual) for name, task in zip(names, tasks_made, strict=True)},
         seed=seed,
         protocol=protocol,
         data=data,
@@ -89,7 +101,7 @@ def config_of(settings: Settings, model: LanguageModel) -> dict[str, Any]:
         "fingerprint": model.identity.fingerprints.model,
         "dtype": model.dtype_name,
         "device": model.device.type,
-        "tasks": [task.name for task in settings.tasks],
+        "tasks": list(settings.names),
         "methods": [method.label for method in settings.methods],
         "lengths": list(settings.lengths),
         "samples": dict(settings.samples),
@@ -100,11 +112,18 @@ def config_of(settings: Settings, model: LanguageModel) -> dict[str, Any]:
     }
 
 
-def _check_unused(methods: Sequence[Method], ratios: Sequence[float], budgets: Sequence[int]) -> None:
-    if ratios and not any(method.ratio in ratios for method in methods):
+def _check_numbers(methods: Sequence[str], ratios: Sequence[float], budgets: Sequence[int]) -> None:
+    """Raise UsageError for a ratio or a budget that is out of range, or that no method has a use for."""
+    for ratio in ratios:
+        if not 0 < ratio <= 1:  # nan is not, either
+            raise UsageError(f"--ratio {ratio:g}: give a number above 0 and up to 1")
+    for budget in budgets:
+        if budget < _LEAST_BUDGET:
+            raise UsageError(f"--budget {budget}: give a whole number of pairs, {_LEAST_BUDGET} or more")
+    left = numbers_left_out(methods)
+    if ratios and "share" not in left:
         raise UsageError("--ratio is for methods that compress and have no number of their own; leave it out")
-    numbers = {number for method in methods for number in (method.budget, method.keep)}
-    if budgets and not numbers & set(budgets):
+    if budgets and "step" not in left and ("share" not in left or ratios):
         raise UsageError("--budget is for methods that have no number of their own; leave it out")
 
 
@@ -114,4 +133,4 @@ def _named(path: Path | None) -> dict[str, str] | None:
         return None
     files = sorted(path.glob("*.txt")) if path.is_dir() else [path] if path.is_file() else []
     digest = hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()
-    return {"name": path.name if files else str(path), "sha256": digest if files else ""}
+    return {"name": plain_name(path.name if files else str(path)), "sha256": digest if files else ""}

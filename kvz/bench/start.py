@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +12,16 @@ import torch
 
 from kvz.bench.environment import describe_environment, device_bandwidth, step_weight_bytes
 from kvz.bench.estimate import Speed, estimate_cell, measure_speed
-from kvz.bench.plan import Key, Planned, plan_cells
+from kvz.bench.plan import Key, Planned, key_of, plan_cells
 from kvz.bench.run_folder import RunFolder
 from kvz.bench.runner import Bench, run_cells
 from kvz.bench.settings import Settings, config_of
+from kvz.bench.tasks.registry import needs_data
+from kvz.errors import UsageError
 from kvz.models.identity import ModelIdentity, identify_model
-from kvz.models.language_model import LanguageModel
+from kvz.models.language_model import LanguageModel, placement
 
 __all__ = ["Run", "estimated", "start_run"]
-
-_HALF = ("bfloat16", "float16", "auto")
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +43,8 @@ class Run:
         self, say: Callable[[str], None], told: Callable[[dict[str, Any]], None], interrupted: Callable[[], bool]
     ) -> None:
         """Measure what is not there yet; see `run_cells`."""
-        if len(self.folder.cells) >= len(self.plan):
+        done = {key_of(cell) for cell in self.folder.cells}
+        if all(cell.key in done for cell in self.plan):
             return
         model, settings = self.model, self.settings
         bandwidth = device_bandwidth(model.device)
@@ -68,18 +70,21 @@ def start_run(settings: Settings, model: LanguageModel, path: Path, anew: bool) 
     Raises UsageError if the folder holds another one, unless it is to start `anew`.
     """
     plan = _planned(settings, model.identity)
-    return Run(settings, model, RunFolder(path, config_of(settings, model), anew), plan)
+    planned = {cell.key: cell.samples for cell in plan}
+    return Run(settings, model, RunFolder(path, config_of(settings, model), anew, planned), plan)
 
 
 def estimated(
     settings: Settings, name: str | None, device: str, dtype: str, say: Callable[[str], None]
 ) -> list[dict[str, Any]]:
-    """The cells of a run, each with an estimate of its seconds or why it is skipped; no weights are loaded."""
+    """The cells of a run, each with an estimate of its seconds or why it is skipped; no weights are loaded.
+
+    Raises UsageError and ModelError as the run would.
+    """
+    target, kind = placement(device, dtype)
     identity = identify_model(name, say)
-    kind = torch.bfloat16 if dtype in _HALF else torch.float32
-    cuda = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
-    plan = _planned(settings, identity)
-    seconds = _estimates(settings, plan, identity, kind, torch.device("cuda" if cuda else "cpu"))
+    plan = _with_contexts(settings, _planned(settings, identity), identity)
+    seconds = _estimates(settings, plan, identity, kind, target)
     return [
         {
             "task": cell.task,
@@ -99,6 +104,26 @@ def _planned(settings: Settings, identity: ModelIdentity) -> list[Planned]:
     return plan_cells(
         settings.tasks, settings.lengths, settings.methods, settings.protocol, settings.samples, positions
     )
+
+
+def _with_contexts(settings: Settings, plan: list[Planned], identity: ModelIdentity) -> list[Planned]:
+    """The plan with as many contexts as a file has, and without the lengths that a task cannot have."""
+    encode = identity.tokenizer.encode_plain
+    tasks = {task.name: (name, task) for name, task in zip(settings.names, settings.tasks, strict=True)}
+    made: list[Planned] = []
+    for (task, length), group in groupby(plan, key=lambda cell: (cell.task, cell.length)):
+        cells = list(group)
+        if not all(cell.skipped for cell in cells):
+            name, found = tasks[task]
+            # tasks that are made here have as many as they are asked for: one says whether the length will do
+            asked = cells[0].samples if needs_data(name) else 1
+            try:
+                count = len(found.samples(lambda text: len(encode(text)), length, asked, settings.seed))
+                cells = [replace(cell, samples=cell.samples - asked + count) for cell in cells]
+            except UsageError as error:
+                cells = [replace(cell, skipped=cell.skipped or str(error)) for cell in cells]
+        made += cells
+    return made
 
 
 def _estimates(

@@ -82,7 +82,7 @@ def orders_of(cells: Sequence[Cell], name: str, title: str) -> list[str]:
             continue
         mean = {m: sum(found[m, column].get("kl") or 0.0 for column in shared) / len(shared) for m in methods}
         order = ", ".join(f"{method} {mean[method]:.3f}" for method in sorted(methods, key=mean.__getitem__))
-        lines.append(f"- {task}, mean KL at {', '.join(f'{column:g}' for column in shared)}: {order}")
+        lines.append(f"- {task}, mean KL at {', '.join(f'{column:.15g}' for column in shared)}: {order}")
     return [f"**Order by {title}**", "", *lines, ""] if lines else []
 
 
@@ -91,7 +91,7 @@ def _table(title: str, cells: Sequence[Cell], kind: _Kind) -> list[str]:
     methods, columns = _axes(found)
     if not found:
         return []
-    lines = [f"**{title}**", "", _line(["method", *(f"{column:g}" for column in columns)])]
+    lines = [f"**{title}**", "", _line(["method", *(f"{column:.15g}" for column in columns)])]
     lines.append(_line(["---", *["--:"] * len(columns)]))
     lines += [_line([method, *(_result(found.get((method, column))) for column in columns)]) for method in methods]
     return [*lines, ""]

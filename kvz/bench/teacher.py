@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from kvz.bench.full_answers import Reader
+from kvz.errors import DecodeError
 
 __all__ = ["Script", "Teacher", "agreement_of"]
 
@@ -39,8 +41,10 @@ class Teacher(Reader):
 def agreement_of(full: Tensor, ours: Tensor) -> tuple[float, float]:
     """The share of positions at which two caches have the same likeliest token, and the mean KL(full || ours) in nats.
 
-    Both are log-probabilities `[n,V]`.
+    Both are log-probabilities `[n,V]`. Raises DecodeError if the divergence is not a finite number.
     """
     same = (full.argmax(1) == ours.argmax(1)).float().mean()
-    divergence = (full.exp() * (full - ours)).sum(1).mean()
-    return float(same), max(0.0, float(divergence))
+    divergence = float((full.exp() * (full - ours)).sum(1).mean())
+    if not math.isfinite(divergence):
+        raise DecodeError("the divergence from the full cache is not a finite number")
+    return float(same), max(0.0, divergence)

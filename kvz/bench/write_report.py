@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from kvz.bench.file_names import plain_name
 from kvz.bench.report.canvas import Picture
 from kvz.bench.report.cell import Cell, is_full, measured
 from kvz.bench.report.page import report_page
 from kvz.bench.report.plots import draw_pictures
 from kvz.bench.report.render import csv_of, markdown_of
+from kvz.bench.report_files import PICTURES, remove_pictures
 from kvz.bench.run_folder import read_run
 from kvz.errors import UsageError
 from kvz.format.atomic import atomic_file, output_error
 
-__all__ = ["Results", "compared", "notes_of", "results_of", "write_report"]
+__all__ = ["Results", "check_folder", "compared", "notes_of", "results_of", "write_report"]
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,7 @@ class Results:
 def results_of(path: Path) -> Results:
     """What is in a run's folder. Raises UsageError if it holds no run."""
     config, cells, environments, corrupt = read_run(path)
-    return Results(cast("list[Cell]", cells), _setup(config, environments), corrupt)
+    return Results(cast("list[Cell]", cells), _setup(config, environments, cells), corrupt)
 
 
 def compared(paths: Sequence[Path]) -> Results:
@@ -62,7 +65,8 @@ def notes_of(cells: Sequence[Cell]) -> list[str]:
 def write_report(folder: Path, results: Results) -> list[str]:
     """Write report.html, table.md, table.csv and pictures/*.svg; returns the names of those in the folder itself.
 
-    Without matplotlib there are no pictures. Raises OutputError.
+    Pictures of an earlier report are removed; without matplotlib there are none. Raises OutputError, and UsageError if
+    `folder` is a file.
     """
     notes = {"notes": "; ".join(notes)} if (notes := notes_of(results.cells)) else {}
     setup = {**results.setup, **notes}
@@ -73,17 +77,27 @@ def write_report(folder: Path, results: Results) -> list[str]:
         "table.csv": csv_of(results.cells),
         "report.html": report_page(results.cells, setup, "kvz bench", pictures),
     }
+    check_folder(folder)
+    drawn = {f"{picture.name}.svg": picture.svg for picture in pictures or ()}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
             _write(folder / name, text)
-        if pictures:
-            (folder / "pictures").mkdir(exist_ok=True)
-        for picture in pictures or ():
-            _write(folder / "pictures" / f"{picture.name}.svg", picture.svg)
+        check_folder(folder / PICTURES)
+        remove_pictures(folder, drawn)
+        if drawn:
+            (folder / PICTURES).mkdir(exist_ok=True)
+        for name, svg in drawn.items():
+            _write(folder / PICTURES / name, svg)
     except OSError as error:
         raise output_error(folder, error) from error
     return list(texts)
+
+
+def check_folder(path: Path) -> None:
+    """Raise UsageError if a path that is to be a folder is something else."""
+    if path.exists() and not path.is_dir():
+        raise UsageError(f"{path} is a file, where a report needs a folder; give another --out")
 
 
 def _pictures(cells: Sequence[Cell]) -> list[Picture] | None:
@@ -96,10 +110,12 @@ def _pictures(cells: Sequence[Cell]) -> list[Picture] | None:
 
 def _write(path: Path, text: str) -> None:
     with atomic_file(path, overwrite=True) as file:
-        file.write(text.encode())
+        file.write(text.encode(errors="replace"))
 
 
-def _setup(config: Mapping[str, Any], environments: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+def _setup(
+    config: Mapping[str, Any], environments: Sequence[Mapping[str, Any]], cells: Sequence[Mapping[str, Any]]
+) -> dict[str, str]:
     """What a report says of a run, as names and texts."""
     last = environments[-1] if environments else {}
     samples = config.get("samples", {})
@@ -108,7 +124,7 @@ def _setup(config: Mapping[str, Any], environments: Sequence[Mapping[str, Any]])
         "machine": last.get("machine"),
         "device": last.get("device"),
         "memory is read at": _rate(last.get("read_bandwidth_gb_s")),
-        "contexts": ", ".join(f"{name} {count}" for name, count in samples.items()),
+        "contexts": ", ".join(_contexts(name, count, cells) for name, count in samples.items()),
         "protocol": config.get("protocol"),
         "seed": config.get("seed"),
         "data": _file(config.get("data")),
@@ -117,6 +133,15 @@ def _setup(config: Mapping[str, Any], environments: Sequence[Mapping[str, Any]])
         "date": last.get("started"),
     }
     return {name: str(value) for name, value in said.items() if value not in (None, "", "None")}
+
+
+def _contexts(task: str, asked: int, cells: Sequence[Mapping[str, Any]]) -> str:
+    """How many contexts a task has, and how many were asked for where a file had fewer."""
+    found = {cell["contexts"] for cell in cells if cell["task"] == task and "contexts" in cell}
+    if found <= {asked}:
+        return f"{task} {asked}"
+    least, most = min(found), max(found)
+    return f"{task} {least if least == most else f'{least} to {most}'} ({asked} asked for)"
 
 
 def _rate(value: object) -> str | None:
@@ -144,6 +169,11 @@ def _by_block(cells: list[Cell]) -> list[Cell]:
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
-    """A short name for each run: its folder's, with a number where two are the same."""
-    names = [path.resolve().name for path in paths]
-    return [name if names.count(name) == 1 else f"{name}-{number}" for number, name in enumerate(names, 1)]
+    """A short name for each run: its folder's, with a number where another run has it already."""
+    own = [plain_name(path.resolve().name) for path in paths]
+    names: list[str] = []
+    for number, name in enumerate(own, 1):
+        numbered = (f"{name}-{n}" for n in itertools.count(number))
+        alone = own.count(name) == 1
+        names.append(name if alone else next(made for made in numbered if made not in {*own, *names}))
+    return names

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["bench"]
 
+_MOST_DIGITS = 9
 _BETWEEN = re.compile(r"[,;]")
 _REPORTING = ("report", "out", "as_json", "quiet")  # parameters that `report` takes
 
@@ -92,7 +93,7 @@ def bench(
     device: DeviceOption = "auto",
     dtype: Annotated[str, typer.Option(help="auto, bfloat16, float16 or float32.")] = "auto",
     out: Annotated[
-        Optional[Path],  # noqa: UP045
+        Optional[str],  # noqa: UP045 - a path would take an empty one for the current folder
         typer.Option(
             "--out", "-o", metavar="DIR", help="The run's folder; one that is there goes on. [default: a new one]"
         ),
@@ -102,7 +103,7 @@ def bench(
     quick: Annotated[
         bool, typer.Option("--quick", help="Few and short contexts; what is done without --task.")
     ] = False,
-    force: Annotated[bool, typer.Option("--force", "-f", help="Start anew in a folder that holds a run.")] = False,
+    force: Annotated[bool, typer.Option("--force", "-f", help="Start anew in place of another run.")] = False,
     quiet: QuietOption = False,
 ) -> None:
     """Compare methods with the full cache on tasks: scores, agreement, bytes, times.
@@ -110,9 +111,12 @@ def bench(
     A table goes to stdout, everything else into the run's folder: settings, a line for each cell, tables, pictures and
     report.html.
     """
+    if out is not None and not out.strip():
+        raise UsageError("--out is empty; give the name of a folder")
+    target = None if out is None else Path(out)
     if report:
         _refuse_measuring(context)
-        report_runs(report, out, as_json, quiet)
+        report_runs(report, target, as_json, quiet)
         return
     if force and out is None:
         raise UsageError("--force starts anew in the folder of --out, which is not given")
@@ -132,9 +136,9 @@ def bench(
         quick=quick,
     )
     if dry_run:
-        _list(settings, model, device, dtype, as_json)
+        _list(settings, model, device, dtype, as_json, quiet)
         return
-    if _run(settings, model, device, dtype, out, force, as_json, quiet):
+    if _run(settings, model, device, dtype, target, force, as_json, quiet):
         raise typer.Exit(1)
 
 
@@ -152,7 +156,7 @@ def _run(
     path = _new_folder() if out is None else out
     with start_run(settings, model, path, force) as run:
         for line in run.folder.corrupt:
-            say(f"kvz: {line} cannot be read and is measured again")
+            say(f"kvz: {line}")
         if run.folder.cells or run.folder.samples:
             say(f"kvz: going on with {path}: {len(run.folder.cells)} of {len(run.plan)} cells are there")
         if as_json:
@@ -166,18 +170,18 @@ def _run(
             write(path, results_of(path), None)
             raise
         results = results_of(path)
+        if not as_json:
+            show(results)  # before the report, for which there may be no room
         write(path, results, None)
-    if not as_json:
-        show(results)
     say(f"kvz: the run is in {path}; open {path / 'report.html'}")
     return sum("error" in cell for cell in results.cells)
 
 
-def _list(settings: Settings, name: str | None, device: str, dtype: str, as_json: bool) -> None:
+def _list(settings: Settings, name: str | None, device: str, dtype: str, as_json: bool, quiet: bool) -> None:
     """The cells and their estimated seconds."""
     from kvz.bench.start import estimated
 
-    cells = estimated(settings, name, device, dtype, console.terminal_progress(False).say)
+    cells = estimated(settings, name, device, dtype, console.terminal_progress(quiet).say)
     for cell in cells:
         if as_json:
             console.emit_json(cell)
@@ -190,7 +194,8 @@ def _list(settings: Settings, name: str | None, device: str, dtype: str, as_json
             shown = f"{cell['task']}, {cell['length']:,} tokens, {cell['protocol']}, {cell['method']}"
             console.emit(f"{shown}: {end}")
     total = sum(cell["estimated_seconds"] for cell in cells)
-    console.note(f"{len(cells)} cells, about {total:.0f} s ({total / 60:.1f} min)")
+    if not quiet:
+        console.note(f"{len(cells)} cells, about {total:.0f} s ({total / 60:.1f} min)")
 
 
 def _new_folder() -> Path:
@@ -230,4 +235,6 @@ def _number(value: str, option: str) -> float:
 def _whole(value: str, option: str) -> int:
     if not (value.isascii() and value.isdigit()):
         raise UsageError(f"{option} '{value}' is not a whole number")
+    if len(value) > _MOST_DIGITS:
+        raise UsageError(f"{option} {value[:_MOST_DIGITS]}... is too large a number")
     return int(value)

@@ -25,12 +25,14 @@ def report_runs(words: list[str], out: Path | None, as_json: bool, quiet: bool) 
         raise UsageError(f"kvz bench takes options, or report and the folders of runs; not '{first}'")
     if not rest:
         raise UsageError("say which runs to report: kvz bench report RUN...")
-    from kvz.bench.write_report import compared
+    from kvz.bench.write_report import check_folder, compared
 
+    if out is not None:
+        check_folder(out)
     results = compared([Path(path) for path in rest])
     say = (lambda message: None) if quiet else console.note
     for line in results.corrupt:
-        say(f"kvz: {line} cannot be read and is left out")
+        say(f"kvz: {line}")
     if as_json:
         for cell in results.cells:
             console.emit_json(dict(cell))

@@ -10,6 +10,7 @@ import typer
 
 from kvz.cli import console
 from kvz.cli.options import DeviceOption, JsonOption, ModelOption, QuietOption
+from kvz.cli.targets import check_output
 from kvz.errors import UsageError
 
 if TYPE_CHECKING:
@@ -54,13 +55,12 @@ def calibrate(
         raise UsageError(f"{named} is for computing scores and --import takes them from a file; give one of the two")
     if force and export_file is None:
         raise UsageError("--force replaces the file of --export, which is not given (--again computes scores again)")
-    from kvz.format.atomic import check_target
     from kvz.models.identity import identify_model
     from kvz.scoring.head_scores import check_suffix
 
     if export_file is not None:
         check_suffix(export_file)
-        check_target(export_file, overwrite=force)
+        check_output(export_file, force)
     progress = console.terminal_progress(quiet)
     identity = identify_model(model, progress.say)
     if import_file is not None:

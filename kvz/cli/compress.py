@@ -27,6 +27,7 @@ from kvz.cli.method_options import (
     WindowOption,
 )
 from kvz.cli.options import DeviceOption, JsonOption, ModelOption, QuietOption
+from kvz.cli.targets import check_output
 from kvz.defaults import METHOD
 from kvz.errors import OutputError, UsageError
 
@@ -137,7 +138,6 @@ def compress(
     """
     target = _target(document, output, as_json)
     from kvz.documents import read_document
-    from kvz.format.atomic import check_target
     from kvz.scoring.budget import Budget
 
     Budget.of_options(ratio, budget)  # numbers that make no sense are told before torch is loaded
@@ -176,7 +176,7 @@ def compress(
         **{name: value for name, value in options.items() if value is not None},
     )
     if target is not None:
-        check_target(target, overwrite=force)  # after wrong usage, which --force would not help
+        check_output(target, force, "for a pipe give -o -")  # after wrong usage, which --force would not help
     progress = console.terminal_progress(quiet)
     try:
         began = time.perf_counter()

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from kvz.archive import Archive, identity_of, load
 from kvz.cli import console
+from kvz.cli.targets import check_output
 from kvz.errors import ArchiveMismatch, KvzError, ModelError, OutputError, UsageError
-from kvz.format.atomic import atomic_file, check_target
+from kvz.format.atomic import atomic_file
 from kvz.format.reader import ArchiveFile
 from kvz.models.presence import is_present
 from kvz.models.tokenizer import Tokenizer
@@ -49,7 +50,7 @@ def _target(opened: ArchiveFile, output: str, force: bool) -> Path | None:
     target = Path(output)
     if target.exists() and target.samefile(opened.path):
         raise UsageError(f"{output} is the archive itself; give --html another name")
-    check_target(target, force)
+    check_output(target, force, "for a pipe give --html -")
     return target
 
 

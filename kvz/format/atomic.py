@@ -23,7 +23,7 @@ def check_target(path: Path, overwrite: bool) -> None:
         if path.is_dir():
             raise OutputError(f"{path} is a folder; give a file name")
         if path.exists() and not path.is_file():
-            raise OutputError(f"{path} is not a regular file and cannot be replaced; into a pipe: kvz compress -o -")
+            raise OutputError(f"{path} is not a regular file and cannot be replaced; give another name")
         if path.exists() and not overwrite:
             raise OutputError(f"{path} exists; give --force (overwrite=True) to replace it")
         if not path.parent.is_dir():

@@ -21,7 +21,7 @@ from kvz.models.quiet import first_line, quiet_transformers
 from kvz.models.source import ModelSource
 from kvz.models.tokenizer import Tokenizer
 
-__all__ = ["LanguageModel", "load_model", "load_weights"]
+__all__ = ["LanguageModel", "load_model", "load_weights", "placement"]
 
 _DTYPES: dict[str, torch.dtype] = {
     "bfloat16": torch.bfloat16,
@@ -153,14 +153,13 @@ def load_model(
     `device` is a torch device or "auto" (CUDA if there is one); `dtype` is bfloat16, float16, float32 or "auto"
     (bfloat16 where the device is fast at it, else float32). Raises ModelError, UnsupportedModel or UsageError.
     """
-    _dtype(dtype, _device(device))  # wrong usage is told before anything is fetched
+    placement(device, dtype)  # wrong usage is told before anything is fetched
     return load_weights(identify_model(name, say), device, dtype)
 
 
 def load_weights(identity: ModelIdentity, device: str = "auto", dtype: str = "auto") -> LanguageModel:
     """Load the weights of a model that has been identified; `device` and `dtype` as in `load_model`."""
-    target = _device(device)
-    kind = _dtype(dtype, target)
+    target, kind = placement(device, dtype)
     network = _network(identity.source, kind, target)
     return LanguageModel(identity, network, _end_ids(network, identity), kind, target)
 
@@ -202,6 +201,12 @@ def _end_ids(network: Any, identity: ModelIdentity) -> frozenset[int]:
     for value in (*(getattr(c, "eos_token_id", None) for c in declared), identity.tokenizer.end_id):
         found.update([] if value is None else value if isinstance(value, list) else [value])
     return frozenset(found)
+
+
+def placement(device: str, dtype: str) -> tuple[torch.device, torch.dtype]:
+    """The device and the dtype that `load_model` takes these names for. Raises UsageError."""
+    target = _device(device)
+    return target, _dtype(dtype, target)
 
 
 def _device(name: str) -> torch.device:

@@ -235,7 +235,7 @@ def test_an_output_that_is_a_folder(compress: Run, text_file: Path, out: Path) -
 
 def test_an_output_that_exists(compress: Run, text_file: Path, out: Path) -> None:
     (out / "a.kvz").write_bytes(b"old")
-    compress(text_file).failed(str(out / "a.kvz"), "--force")
+    compress(text_file).failed(f"{out / 'a.kvz'} exists; give --force to replace it\n")
     assert (out / "a.kvz").read_bytes() == b"old"
 
 
@@ -246,7 +246,7 @@ def test_an_output_name_that_is_too_long(compress: Run, text_file: Path, out: Pa
 
 def test_an_output_that_is_a_device(compress: Run, text_file: Path, out: Path) -> None:
     os.mkfifo(out / "pipe")
-    compress(text_file, "-f", "-o", out / "pipe").failed(str(out / "pipe"))
+    compress(text_file, "-f", "-o", out / "pipe").failed(str(out / "pipe"), "for a pipe give -o -\n")
     assert (out / "pipe").is_fifo()
 
 

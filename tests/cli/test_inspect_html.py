@@ -154,7 +154,10 @@ def test_ids_that_the_model_does_not_have(run: Run, archive: Path, tmp_path: Pat
 def test_files_are_not_replaced_without_being_asked(run: Run, archive: Path, out: Path) -> None:
     target = out / "page.html"
     target.write_text("mine")
-    run("inspect", archive, "--html", target).failed(str(target), "--force")
+    run("inspect", archive, "--html", target).failed(f"{target} exists; give --force to replace it\n")
+    run("inspect", archive, "--html", "/dev/null").failed(
+        "/dev/null is not a regular file", "for a pipe give --html -\n"
+    )
     assert target.read_text() == "mine"
     outcome = run("inspect", archive, "--html", target, "-f").succeeded()
     assert outcome.out == b""

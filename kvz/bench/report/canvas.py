@@ -74,11 +74,20 @@ class Style:
 
 @contextmanager
 def drawing() -> Iterator[None]:
-    """Matplotlib set up for pictures, and as it was before at the end. Raises UsageError without matplotlib."""
+    """Matplotlib set up for pictures, and as it was before at the end.
+
+    Raises UsageError without matplotlib, or with one that cannot be imported.
+    """
     try:
         import matplotlib
+        import matplotlib.figure
     except ImportError as error:
         raise UsageError("drawing needs matplotlib: pip install 'kvz[bench]'") from error
+    except Exception as error:  # a damaged or mismatched one raises what it likes
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise UsageError(
+            f"matplotlib cannot be imported ({reason}): pip install --force-reinstall matplotlib"
+        ) from error
     with matplotlib.rc_context(_SETTINGS):
         yield
 

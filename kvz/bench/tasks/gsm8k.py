@@ -68,7 +68,7 @@ def _sum(row: Row) -> Sum:
     working, mark, number = row.text("answer").rpartition("####")
     if not mark or not any(c.isdigit() for c in number):
         raise UsageError(f'{row.where}: "answer" does not end in #### and a number')
-    return Sum(row.text("question"), working.strip(), number.strip())
+    return Sum(row.filled("question"), working.strip(), number.strip())
 
 
 def _shown(example: Sum) -> str:

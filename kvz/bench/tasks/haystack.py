@@ -11,6 +11,7 @@ from pathlib import Path
 from random import Random
 from typing import Protocol
 
+from kvz.bench.tasks.rows import check_text, read_text
 from kvz.errors import UsageError
 
 __all__ = ["NOISE", "Filler", "Haystack", "hide", "read_haystack"]
@@ -79,14 +80,18 @@ def read_haystack(folder: Path | None) -> Haystack:
     from kvz.bench.documents import EXAMPLES
 
     place = EXAMPLES if folder is None else folder
-    try:
-        texts = [path.read_text(encoding="utf-8") for path in sorted(place.glob("*.txt"))]
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read the texts in {place}: {error}") from error
+    texts = [_text(path) for path in sorted(place.glob("*.txt"))]
     paragraphs = tuple(filter(None, (_split(block) for text in texts for block in re.split(r"\n\s*\n", text))))
     if not paragraphs:
         raise UsageError(f"no text in {place} to hide things in; name a folder of .txt files with --texts")
     return Haystack("kvz's example documents" if folder is None else f"the texts in {folder.name}", paragraphs)
+
+
+def _text(path: Path) -> str:
+    text = read_text(path)
+    for number, line in enumerate(text.split("\n"), 1):
+        check_text(line, f"{path}, line {number}")
+    return text
 
 
 def hide(sentences: Sequence[str], needles: Sequence[str], depths: Sequence[float], end: str = " ") -> str:

@@ -33,10 +33,14 @@ class Set:
     new_tokens: int
     metric: Callable[[tuple[str, ...]], Metric]
     """From the classes that the rows name; all but one set name none."""
+    asks_itself: bool = False
+    """Whether what is asked stands without the row's `input`, which is blank in some of these sets."""
 
     def sample(self, row: Row) -> Sample:
-        text = self.asked.replace("{input}", row.text("input")).strip()
-        context = f"{self.before}\n\n{row.text('context')}" if self.before else row.text("context")
+        given = row.text("input") if self.asks_itself else row.filled("input")
+        text = self.asked.replace("{input}", given).strip()
+        context = row.filled("context")
+        context = f"{self.before}\n\n{context}" if self.before else context
         return Sample(context, (Question(text, row.texts("answers")),))
 
 
@@ -79,12 +83,13 @@ def _passages(new_tokens: int = 32) -> Set:
 
 
 def _summary(kind: str) -> Set:
-    return Set(f"This is {kind}.", "Write a summary of the text above, about one page long.", 512, lambda _: _ROUGE)
+    asked = "Write a summary of the text above, about one page long."
+    return Set(f"This is {kind}.", asked, 512, lambda _: _ROUGE, asks_itself=True)
 
 
 def _code() -> Set:
     asked = "{input}\n\nWrite the line of code that comes next, and nothing else."
-    return Set("", asked, 64, lambda _: _CODE)
+    return Set("", asked, 64, lambda _: _CODE, asks_itself=True)
 
 
 SETS: dict[str, Set] = {
@@ -131,6 +136,7 @@ SETS: dict[str, Set] = {
         "How many different paragraphs are there? Write the number only. {input}",
         32,
         lambda _: METRICS["count"],
+        asks_itself=True,
     ),
     "passage_retrieval_en": Set(
         "These are thirty numbered paragraphs.",

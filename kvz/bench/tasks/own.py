@@ -32,10 +32,7 @@ def _sample(row: Row) -> Sample:
     if len(questions) != len(answers):
         raise UsageError(f"{row.where}: {len(questions)} questions and {len(answers)} answers; give one for each")
     right = [as_texts(answer, f"{row.where}: answer {number}") for number, answer in enumerate(answers, 1)]
-    context = row.text("context")
-    if not context.strip():
-        raise UsageError(f'{row.where}: "context" is blank')
-    return Sample(context, tuple(map(Question, questions, right)))
+    return Sample(row.filled("context"), tuple(map(Question, questions, right)))
 
 
 def _metric(rows: list[Row]) -> Metric:

@@ -11,9 +11,10 @@ from typing import Any
 
 from kvz.errors import UsageError
 
-__all__ = ["Row", "bad_data", "read_json", "read_rows"]
+__all__ = ["Row", "as_texts", "bad_data", "check_text", "read_json", "read_rows", "read_text"]
 
 _HUB_ID = re.compile(r"(?P<id>[\w.-]+/[\w.-]+(?<!\.json)(?<!\.jsonl))(?::(?P<config>[\w.-]+))?")  # no file's name
+_NO_TEXT = re.compile("[\0\ud800-\udfff]")  # the latter are halves of surrogate pairs, which JSON can spell
 _SPLITS = ("test", "validation")
 
 
@@ -29,10 +30,18 @@ class Row:
         value = self._value(names)
         if not isinstance(value, str):
             raise UsageError(f'{self.where}: "{self._present(names)}" is not a text')
+        check_text(value, f'{self.where}: "{self._present(names)}"')
+        return value
+
+    def filled(self, *names: str) -> str:
+        """The text there, which must not be blank: a context or a question."""
+        value = self.text(*names)
+        if not value.strip():
+            raise UsageError(f'{self.where}: "{self._present(names)}" is blank')
         return value
 
     def texts(self, *names: str) -> tuple[str, ...]:
-        """The list of texts there, at least one; a text or a number alone is a list of one."""
+        """The list of texts there, at least one and none blank; a text or a number alone is a list of one."""
         return as_texts(self._value(names), f'{self.where}: "{self._present(names)}"')
 
     def items(self, *names: str) -> list[Any]:
@@ -63,11 +72,26 @@ class Row:
 
 
 def as_texts(value: object, what: str) -> tuple[str, ...]:
-    """A text, a number, or a list of them as texts, at least one. Raises UsageError, beginning with `what`."""
+    """A text, a number, or a list of them as texts, at least one and none blank.
+
+    Raises UsageError, beginning with `what`. A blank answer would be found in whatever a model writes.
+    """
     items = value if isinstance(value, list) else [value]
     if not items or not all(isinstance(item, (str, int, float)) and not isinstance(item, bool) for item in items):
         raise UsageError(f"{what} is not a text, nor a list with texts in it")
-    return tuple(map(str, items))
+    texts = tuple(map(str, items))
+    for text in texts:
+        check_text(text, what)
+        if not text.strip():
+            raise UsageError(f"{what} is blank" if len(texts) == 1 else f"{what} has a blank text in it")
+    return texts
+
+
+def check_text(text: str, what: str) -> None:
+    """Raise UsageError, beginning with `what`, for a text that no model can be shown."""
+    if found := _NO_TEXT.search(text):
+        kind = "a NUL character" if found[0] == "\0" else f"half a character (\\u{ord(found[0]):04x})"
+        raise UsageError(f"{what} has {kind} in it, at character {found.start() + 1}; take it out")
 
 
 def read_rows(source: Path) -> list[Row]:
@@ -77,7 +101,7 @@ def read_rows(source: Path) -> list[Row]:
     """
     if not source.exists() and (hub := _HUB_ID.fullmatch(source.as_posix())):
         return _from_hub(hub["id"], hub["config"])
-    lines = [(n, line) for n, line in enumerate(_read(source).split("\n"), 1) if line.strip()]
+    lines = [(n, line) for n, line in enumerate(read_text(source).split("\n"), 1) if line.strip()]
     rows = [_row(f"{source}, line {number}", line) for number, line in lines]
     if not rows:
         raise UsageError(f"{source} holds no rows")
@@ -87,11 +111,13 @@ def read_rows(source: Path) -> list[Row]:
 def read_json(source: Path) -> Any:
     """What a JSON file holds. Raises UsageError, naming the line, for one that is not JSON."""
     try:
-        return json.loads(_read(source))
+        return _loads(read_text(source))
     except RecursionError:
         raise UsageError(f"{source} is nested too deeply") from None
     except json.JSONDecodeError as error:
         raise UsageError(f"{source}, line {error.lineno}: not JSON ({error.msg})") from None
+    except ValueError as error:
+        raise UsageError(f"{source}: not JSON ({error})") from None
 
 
 def bad_data(source: Path, layout: str, where: str) -> UsageError:
@@ -99,7 +125,8 @@ def bad_data(source: Path, layout: str, where: str) -> UsageError:
     return UsageError(f"{source} is not in {layout}'s layout: {where}")
 
 
-def _read(source: Path) -> str:
+def read_text(source: Path) -> str:
+    """What a file of UTF-8 holds. Raises UsageError."""
     try:
         return source.read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
@@ -110,9 +137,25 @@ def _read(source: Path) -> str:
         raise UsageError(f"cannot read {source}: {error.strerror or error}") from None
 
 
+def _loads(text: str) -> Any:
+    """JSON, without the NaN and the infinities that Python adds to it. Raises ValueError and RecursionError."""
+    try:
+        return json.loads(text, parse_constant=_refuse)
+    except json.JSONDecodeError:
+        raise
+    except ValueError as error:
+        if "digits" in str(error):
+            raise ValueError("a number has too many digits") from None
+        raise
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(f"{name} is no number of JSON's")
+
+
 def _row(where: str, line: str) -> Row:
     try:
-        fields = json.loads(line)
+        fields = _loads(line)
     except (ValueError, RecursionError):
         raise UsageError(f"{where}: not JSON; the file holds one object a line") from None
     if not isinstance(fields, dict):

@@ -31,8 +31,8 @@ def load_ruler(name: str, source: Path) -> Loaded:
 def _sample(row: Row) -> Sample:
     answers = row.texts("outputs", "answers", "answer")
     if row.has("context"):
-        return Sample(row.text("context"), (Question(row.text("question"), answers),))
+        return Sample(row.filled("context"), (Question(row.filled("question"), answers),))
     context, line_end, question = row.text("input").strip().rpartition("\n")
-    if not line_end:
+    if not line_end or not context.strip():
         raise UsageError(f'{row.where}: "input" is one line; its last line should be the question')
     return Sample(context.rstrip(), (Question(question.strip(), answers),))

@@ -42,5 +42,5 @@ def load_scbench(name: str, source: Path) -> Loaded:
 
 
 def _sample(row: Row) -> Sample:
-    turns = tuple(Question(turn.text("input"), turn.texts("answer")) for turn in row.rows("multi_turns"))
-    return Sample(row.text("context", "input"), turns)
+    turns = tuple(Question(turn.filled("input"), turn.texts("answer")) for turn in row.rows("multi_turns"))
+    return Sample(row.filled("context", "input"), turns)

@@ -1,4 +1,4 @@
-"""kvz bench, the command: what it lists, measures, writes, refuses, and how it goes on after a kill."""
+"""kvz bench, the command: what it lists, measures and writes, and how it goes on after a kill."""
 
 from __future__ import annotations
 
@@ -9,72 +9,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from kvz.bench.cell_run import Part
 from kvz.bench.prefilled import Prefilled
-from kvz.cli import main
 from kvz.scoring.snapkv import SnapKV
-from tests.cli.harness import ENVIRONMENT, Outcome, finish, spawn
-from tests.tiny import make_model_folder
+from tests.bench.run.conftest import Run, lines_of, timeless
+from tests.cli.harness import ENVIRONMENT, finish, spawn
 
-Run = Callable[..., Outcome]
-METHODS = "snapkv@0.3,rocketkv@32,kvzip@0.5/lowbit@16,quest@900,duo@0.5"
 DOCS = Path(__file__).parents[3] / "docs"
-TIMES = ("seconds", "peak_bytes", "floor_seconds")
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache folder of the tests' own."""
-    return tmp_path_factory.mktemp("kvz-cache")
-
-
-@pytest.fixture(autouse=True)
-def calm(monkeypatch: pytest.MonkeyPatch, cache: Path) -> Any:
-    """One thread, no network, and a probe of memory that is quick."""
-    monkeypatch.setenv("KVZ_CACHE", str(cache))
-    monkeypatch.setattr("kvz.bench.environment._PROBE", 1 << 20)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model_folder(tmp_path_factory.mktemp("bench-model"), layers=2, max_position_embeddings=1000)
-
-
-@pytest.fixture
-def run(capfdbinary: pytest.CaptureFixture[bytes]) -> Run:
-    def run_bench(*arguments: object) -> Outcome:
-        capfdbinary.readouterr()
-        status = main.run(["bench", *map(str, arguments)])
-        out, err = capfdbinary.readouterr()
-        return Outcome(status, out, err.decode())
-
-    return run_bench
-
-
-@pytest.fixture
-def line(folder: Path, tmp_path: Path) -> list[str]:
-    """A small run of one task."""
-    return ["--task", "needle", "--method", METHODS, "--length", "300", "--samples", "3", "--dtype", "float32",
-            "-m", str(folder), "--out", str(tmp_path / "run")]  # fmt: skip
-
-
-def lines_of(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def timeless(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{name: value for name, value in line.items() if name not in TIMES} for line in lines]
 
 
 def test_a_run_measures_what_it_lists(run: Run, line: list[str], tmp_path: Path) -> None:
@@ -130,19 +76,8 @@ def test_runs_are_reported_side_by_side(run: Run, line: list[str], tmp_path: Pat
     run("report", tmp_path / "one", "--samples", 3).failed("--samples", status=2)
     run("reprot").failed("reprot", status=2)
     run("report").failed("which runs", status=2)
-
-
-def test_refusals(run: Run, line: list[str], tmp_path: Path) -> None:
-    run("--task", "nedle").failed("needle", status=2)
-    run("--method", "snapvk").failed("snapkv", status=2)
-    run("--task", "key-value", "--texts", tmp_path).failed("--texts", status=2)
-    run("--task", "needle", "--data", tmp_path).failed("--data", status=2)
-    run("--task", "needle,,").failed("empty", status=2)
-    run("--length", "long").failed("--length", status=2)
-    run("-f").failed("--out", status=2)
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "mine").write_text("")
-    run(*line).failed("holds no run", status=2)
+    run("report", tmp_path / "one", "--out", "").failed("--out is empty", status=2)
+    run("report", tmp_path / "one", "--out", tmp_path / "one" / "table.md").failed("is a file", status=2)
 
 
 def test_a_failed_cell_is_recorded_and_the_others_go_on(

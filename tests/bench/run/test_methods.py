@@ -45,7 +45,23 @@ def test_every_name_is_a_method() -> None:
     wanted = {"full", "exact-topk", "duo", "snapkv", "pyramidkv", "h2o", "adakv", "quest", "sparq", "hsa", "default"}
     wanted |= {"rocketkv", "rocketkv-mt", "kvzip", "kvzip-uniform", "kvzip-head", "kvzip+"}
     assert wanted <= set(method_names())
-    assert len(labels(*method_names())) == len(method_names())
+    assert len(labels(*method_names())) == len(method_names()) - 1, "default is another name of kvzip-rms"
+
+
+def test_a_share_keeps_all_its_digits() -> None:
+    assert labels("kvzip", ratios=(1 / 3, 0.3333333, 1e-7, 1)) == [
+        "kvzip@0.3333333333333333", "kvzip@0.3333333", "kvzip@1e-07", "kvzip@1"
+    ]  # fmt: skip
+    assert [m.ratio for m in parse_methods(["kvzip"], (0.1234561, 0.5, 0.1234564))] == [0.1234561, 0.5, 0.1234564]
+    [method] = parse_methods(["kvzip@0.1234561/hsa@64"])
+    assert parse_methods([method.label]) == [method]
+
+
+def test_two_names_of_one_method_are_measured_once() -> None:
+    assert labels("default@0.3", "kvzip-rms@0.3", "kvzip-rms@0.5") == ["default@0.3", "kvzip-rms@0.5"]
+    assert labels("hsa@64", "full/hsa@64", "kvzip@0.3", "kvzip-uniform@0.3") == [
+        "hsa@64", "kvzip@0.3", "kvzip-uniform@0.3"
+    ]  # fmt: skip
 
 
 @given(
@@ -74,6 +90,17 @@ def test_a_label_says_all_of_a_method(name: str, number: float, policy: tuple[st
         ("full@0.3", ["takes no number"]),
         ("kvzip@2.5", ["whole number"]),
         ("", ["no method"]),
+        ("kvzip@1.5", ["neither a ratio above 0 and up to 1 nor a whole number"]),
+        ("kvzip@-1", ["neither a ratio"]),
+        ("kvzip@nan", ["neither a ratio"]),
+        ("kvzip@inf", ["neither a ratio"]),
+        ("kvzip@" + "9" * 5000, ["neither a ratio"]),
+        ("quest@" + "9" * 5000, ["more pairs"]),
+        ("kvzip@", ["no number after @"]),
+        ("quest@ ", ["no number after @"]),
+        ("kvzip@0.3/hsa@", ["no number after @"]),
+        ("kvzip@/hsa@64", ["no number after @"]),
+        ("full@", ["no number after @"]),
     ],
 )
 def test_what_makes_no_sense_is_refused(spec: str, words: list[str]) -> None:

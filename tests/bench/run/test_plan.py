@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 import pytest
 
 from kvz.bench.methods import parse_methods
@@ -76,3 +79,28 @@ def test_settings_without_words_are_a_quick_run(tmp_path: object) -> None:
     ):
         with pytest.raises(UsageError):
             make_settings(**options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        *(({"ratios": [ratio]}, f"--ratio {ratio:g}: give a number above 0 and up to 1") for ratio in (1.5, 0, -1)),
+        *(({"ratios": [float(ratio)]}, f"--ratio {ratio}: give a number above 0") for ratio in ("nan", "inf")),
+        ({"ratios": [100], "methods": ["kvzip"]}, "--ratio 100: give"),
+        ({"budgets": [0]}, "--budget 0: give a whole number of pairs, 2 or more"),
+        ({"budgets": [1], "methods": ["kvzip"]}, "--budget 1: give"),
+        ({"samples": 0}, "--samples 0: give a number from 1"),
+        ({"samples": 10**9}, "--samples 1000000000: give"),
+        ({"ratios": [0.3], "methods": ["kvzip@0.3"]}, "--ratio is for methods that compress and have no number"),
+        ({"ratios": [0.3], "budgets": [64], "methods": ["kvzip"]}, "--budget is for methods that have no number"),
+        ({"methods": ["kvzip@"]}, "no number after @"),
+    ],
+)
+def test_numbers_out_of_range_are_refused_by_option(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(said)):
+        make_settings(**options)
+
+
+def test_a_ratio_works_as_typed() -> None:
+    settings = make_settings(methods=["kvzip", "hsa"], ratios=[0.3333333], budgets=[64])
+    assert [method.label for method in settings.methods] == ["kvzip@0.3333333", "hsa@64"]

@@ -102,15 +102,32 @@ def test_ruler_qa_reads_hotpot(tmp_path):
         make_task("ruler-qa-2", path)
 
 
+def in_squad(questions: str) -> str:
+    return f'{{"data": [{{"paragraphs": [{{"context": "a", "qas": {questions}}}]}}]}}'
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         ('{"data": [\n{"paragraphs": [}', "line 2: not JSON"),
         ("[1]", 'no list "data"'),
         ('{"data": [{"paragraphs": []}, {"title": "x"}]}', "article 2 has no list"),
-        ('{"data": [{"paragraphs": [{"context": "a", "qas": []}, {"qas": []}]}]}', "article 1, paragraph 2: no 'cont"),
-        ('{"data": [{"paragraphs": [{"context": 3, "qas": []}]}]}', "article 1, paragraph 1: 3 is not a text"),
+        (
+            '{"data": [{"paragraphs": [{"context": "a", "qas": []}, {"qas": []}]}]}',
+            'article 1, paragraph 2: no "context"',
+        ),
+        ('{"data": [{"paragraphs": [{"context": 3, "qas": []}]}]}', 'article 1, paragraph 1: "context" is not a text'),
         ('{"data": [{"paragraphs": [{"context": "a", "qas": []}]}]}', "no question with an answer"),
+        ('{"data": [{"paragraphs": ["x"]}]}', "article 1, paragraph 1 is not an object"),
+        ('{"data": [{"paragraphs": [{"context": " ", "qas": []}]}]}', 'article 1, paragraph 1: "context" is blank'),
+        ('{"data": [{"paragraphs": [{"context": "a", "qas": "x"}]}]}', 'paragraph 1: "qas" is not a list'),
+        (in_squad('["x"]'), "paragraph 1, question 1 is not an object"),
+        (in_squad('[{"question": "", "answers": [{"text": "a"}]}]'), 'question 1: "question" is blank'),
+        (in_squad('[{"question": "q", "answers": ["a"]}]'), "question 1, answer 1 is not an object"),
+        (in_squad('[{"question": "q", "answers": [{"text": " "}]}]'), 'question 1, answer 1: "text" is blank'),
+        (in_squad('[{"question": "q\\ud800", "answers": [{"text": "a"}]}]'), '"question" has half a character'),
+        ('{"data": %s}' % ("9" * 5000), "not JSON (a number has too many digits)"),
+        ('{"data": NaN}', "not JSON"),
     ],
 )
 def test_a_bad_squad_file_is_refused_by_place(tmp_path, text, said):
@@ -118,6 +135,29 @@ def test_a_bad_squad_file_is_refused_by_place(tmp_path, text, said):
     path.write_text(text)
     with pytest.raises(UsageError, match=re.escape(said)):
         make_task("squad", path)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"supporting_facts": "x"}, '"supporting_facts" is not a list'),
+        ({"supporting_facts": ["x"]}, '"supporting_facts" 1 is not a title with a number'),
+        ({"context": [["T", "x"]]}, '"context" 1 is not a title with a list of sentences'),
+        ({"context": [["T", [5]]]}, '"context" 1 has a sentence that is not a text'),
+        ({"context": [["T", ["a\0"]]]}, '"context" 1 has a NUL character in it, at character 2'),
+        ({"question": "\n"}, '"question" is blank'),
+        ({"answer": ""}, '"answer" is blank'),
+    ],
+)
+def test_a_bad_hotpot_file_is_refused_by_place(tmp_path, fields, said):
+    item = {"question": "Q?", "answer": "yes", "context": [["T", ["S."]]], "supporting_facts": [["T", 0]]}
+    path = tmp_path / "hotpot.json"
+    path.write_text(json.dumps([item, {**item, **fields}]))
+    with pytest.raises(UsageError, match=re.escape(f"{path} is not in HotpotQA's layout: question 2: {said}")):
+        make_task("ruler-qa-2", path)
+    path.write_text("[1]")
+    with pytest.raises(UsageError, match="question 1 is not an object"):
+        make_task("ruler-qa-2", path)
 
 
 def test_a_hubs_rows_of_squad_are_gathered(monkeypatch):

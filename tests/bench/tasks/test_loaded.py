@@ -157,6 +157,14 @@ def test_a_task_of_ones_own(tmp_path):
         (own_row(answers=["blue"]), "2 questions and 1 answers; give one for each"),
         (own_row(answers=["blue", []]), "answer 2 is not a text, nor a list"),
         (own_row(answers=["blue", [True]]), "answer 2 is not a text, nor a list"),
+        (own_row(questions=["Which key?", " "]), '"questions" has a blank text in it'),
+        (own_row(answers=["blue", ""]), "answer 2 is blank"),
+        (own_row(answers=["blue", ["no", "\t"]]), "answer 2 has a blank text in it"),
+        (
+            own_row(questions=["Which key?", "W\ud83dhy?"]),
+            '"questions" has half a character (\\ud83d) in it, at charact',
+        ),
+        (own_row(context="a\nb\0"), '"context" has a NUL character in it, at character 4; take it out'),
         (own_row(metric="f1"), "its metric is f1, that of the lines before any-found; use one"),
         (["not", "an", "object"], "not a JSON object"),
     ],
@@ -176,6 +184,7 @@ def test_a_bad_line_of_ones_own_is_named(tmp_path, bad, said):
         (b"\n\n", "holds no rows"),
         (b"\xff{}", "is not UTF-8 at byte 0"),
         (b"{}", "line 1: no "),
+        (b'{"input": ' + b"9" * 5000 + b"}", "line 1: not JSON"),
     ],
 )
 def test_a_bad_file_is_refused_by_line(tmp_path, name, data, said):
