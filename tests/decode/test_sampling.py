@@ -6,10 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvz.compression import compress
-from kvz.decode.sampling import Sampler, Sampling, _top_p
+from kvz.decode.sampling import NOT_A_NUMBER, DeviceSampler, Sampler, Sampling, _top_p
 from kvz.errors import DecodeError, UsageError
 from tests.conftest import TEXT
 
+INF = float("inf")
 LOGITS = torch.tensor([0.0, 3.0, 1.0, 2.9, -5.0, 2.0])
 
 
@@ -60,6 +61,24 @@ def test_a_tiny_temperature_is_greedy_and_nan_is_refused():
     for sampling in (Sampling(), Sampling(1.0, seed=1)):
         with pytest.raises(DecodeError, match="float32"):
             Sampler(sampling).choose(torch.tensor([1.0, float("nan"), 3.0]))
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0, seed=1), Sampling(1.0, top_k=2, top_p=0.9, seed=1)])
+@pytest.mark.parametrize("row", [[0, INF, 0], [INF, INF, 0], [-INF, -INF, -INF], [0, float("nan"), INF]])
+def test_logits_that_are_not_finite_are_refused_and_masked_ones_are_not(sampling: Sampling, row: list[float]) -> None:
+    with pytest.raises(DecodeError, match=r"not finite.*--dtype"):
+        Sampler(sampling).choose(torch.tensor(row))
+    masked = torch.tensor([-INF, 0.0, -INF])
+    assert Sampler(sampling).choose(masked) == 1
+    chosen = DeviceSampler(sampling, torch.device("cpu")).choose(torch.stack([torch.tensor(row), masked]))
+    assert chosen.tolist() == [NOT_A_NUMBER, 1]
+
+
+def test_any_heat_leaves_masked_tokens_out() -> None:
+    masked = torch.tensor([-INF, 0.0, 5.0])
+    hot = Sampling(1e300, seed=1)
+    assert {Sampler(hot).choose(masked) for _ in range(5)} <= {1, 2}
+    assert set(DeviceSampler(hot, torch.device("cpu")).choose(masked.expand(9, -1)).tolist()) <= {1, 2}
 
 
 def test_a_seed_repeats_an_answer_whatever_was_asked_before(tiny):
