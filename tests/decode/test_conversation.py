@@ -37,7 +37,7 @@ TURNS = [
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test twice: as on a CPU, and by steps that do not wait for the host, as on a GPU."""
     if request.param == "steps":
-        monkeypatch.setattr(Session, "goes_by_steps", lambda session, reading: reading.steps is not None)
+        monkeypatch.setattr(Session, "_on_gpu", lambda session: True)
 
 
 class FullConversation:
