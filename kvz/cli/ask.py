@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 import typer
 
 from kvz.cli import console
-from kvz.cli.answers import PlainAnswer, answer_json, failure_json, say_compiling, show_answer, statistics
+from kvz.cli.answers import PlainAnswer, answer_json, failure_json, say_compiling, say_covered, show_answer, statistics
 from kvz.cli.decode_options import (
     BudgetOption,
     MaxNewTokensOption,
@@ -97,8 +97,7 @@ def ask(
     loaded = load(archive, verify=not no_verify)
     progress = console.terminal_progress(quiet)
     session = loaded.session(model_of(loaded.manifest, model, device, progress), decoding)
-    if budget is not None and session.policy == "dense":
-        progress.say("the budget covers every head of the archive: all pairs are read")
+    say_covered(budget, session.policy, progress.say)
     say_compiling(session, progress)
     if slots != 1 and len(asked) > 1:
         size = slots or automatic_size(session, [question.text for question in asked], max_new_tokens)
