@@ -50,7 +50,9 @@ def say_compiling(session: Session, progress: Progress) -> None:
     from kvz.kernels.decode_step import is_to_be_compiled
 
     watched = sys.stderr is not None and sys.stderr.isatty()
-    if watched and is_to_be_compiled(session.model.device, session.policy):
+    model = session.model
+    group = model.geometry.query_heads // model.geometry.shapes[0].kv_heads
+    if watched and is_to_be_compiled(model.device, session.policy, model.dtype, group):
         progress.say("compiling kernels for this machine, once: it takes some seconds")
 
 
