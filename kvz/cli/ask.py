@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ask"]
 
+_THAI = "\u0e00"  # scripts before it put spaces between words; of those after it, many do not
+
 
 def ask(
     archive: ArchivePath,
@@ -81,7 +83,7 @@ def ask(
     if turns is not None and slots != 1:
         raise UsageError("the turns of a conversation wait for each other; leave --batch-size out")
     _refuse_mistakes(archive, asked, as_json)
-    if file is None and turns is None and len(asked) > 1 and not quiet and not any(" " in q.text for q in asked):
+    if file is None and turns is None and len(asked) > 1 and not quiet and all(_is_word(q.text) for q in asked):
         console.note(f"kvz: {len(asked)} questions of one word each; a question of several words needs quotes")
     from kvz.archive import load, model_of
     from kvz.cache.index import check_page_size
@@ -126,6 +128,11 @@ def _slots(batch_size: str) -> int | None:
     if not (batch_size.isascii() and batch_size.isdigit() and int(batch_size[:6]) >= 1 and len(batch_size) < 6):
         raise UsageError(f"batch size '{batch_size}': give auto, or 1 or more questions")
     return int(batch_size)
+
+
+def _is_word(text: str) -> bool:
+    """Whether a question is one word of a script that puts spaces between words."""
+    return len(text.split()) < 2 and all(letter < _THAI for letter in text)
 
 
 def _refuse_mistakes(archive: str, asked: list[Question], as_json: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from numbers import Real
 
 import torch
 from torch import Tensor
@@ -28,15 +29,18 @@ class Sampling:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            raise UsageError(f"temperature {self.temperature:g}: give 0 (greedy) or more")
+        for name, number in (("temperature", self.temperature), ("top-p", 1 if self.top_p is None else self.top_p)):
+            if isinstance(number, bool) or not isinstance(number, Real):
+                raise UsageError(f"{name} {number!r}: give a number")
+        if not 0 <= self.temperature < math.inf:
+            raise UsageError(f"temperature {self.temperature}: give 0 (greedy) or more")
         for name, value in (("top-k", self.top_k), ("seed", self.seed)):
             if value is not None and type(value) is not int:
                 raise UsageError(f"{name} {value!r}: give a whole number")
         if self.temperature == 0 and (self.top_p, self.top_k, self.seed) != (None, None, None):
             raise UsageError("top-p, top-k and seed need a temperature above 0; greedy decoding has no use for them")
         if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise UsageError(f"top-p {self.top_p:g}: give a share in (0, 1]")
+            raise UsageError(f"top-p {self.top_p}: give a share in (0, 1]")
         if self.top_k is not None and self.top_k < 1:
             raise UsageError(f"top-k {self.top_k}: give 1 or more")
         if self.seed is not None and not 0 <= self.seed < 2**63:
@@ -114,7 +118,7 @@ def not_finite() -> DecodeError:
 
 def _divisor(temperature: float) -> float:
     """What logits are divided by; an infinite one would make NaN of those that are -inf."""
-    return min(max(temperature, _COLDEST), _HOTTEST)
+    return float(min(max(temperature, _COLDEST), _HOTTEST))
 
 
 def _top_k(logits: Tensor, k: int | None) -> Tensor:
@@ -131,5 +135,5 @@ def _top_p(logits: Tensor, p: float | None) -> Tensor:
         return logits
     values, order = torch.sort(logits, descending=True, stable=True)
     probabilities = torch.softmax(values, -1)
-    outside = probabilities.cumsum(-1) - probabilities >= p
+    outside = probabilities.cumsum(-1) - probabilities >= float(p)
     return logits.scatter(-1, order, values.masked_fill(outside, float("-inf")))

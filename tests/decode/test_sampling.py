@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from fractions import Fraction
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -102,8 +105,29 @@ def test_a_seed_repeats_an_answer_whatever_was_asked_before(tiny):
         {"temperature": 1, "top_p": 1.1},
         {"temperature": 1, "top_k": 0},
         {"temperature": 1, "seed": -1},
+        {"temperature": "0.5"},
+        {"temperature": None},
+        {"temperature": True},
+        {"temperature": 1j},
+        {"temperature": INF},
+        {"temperature": 1, "top_p": "1"},
+        {"temperature": 1, "top_p": True},
+        {"temperature": 1, "top_p": float("nan")},
+        {"temperature": 1, "top_k": 2.0},
+        {"temperature": 1, "top_k": True},
+        {"temperature": 1, "seed": "7"},
+        {"temperature": -(10**400)},
     ],
 )
 def test_settings_that_cannot_be(options):
-    with pytest.raises(UsageError):
+    name = next(reversed(options))
+    with pytest.raises(UsageError, match=name.replace("_", "-")):
         Sampling(**options)
+
+
+@pytest.mark.parametrize("kind", [float, np.float32, np.float64, Fraction])
+def test_numbers_of_any_kind_are_numbers(kind):
+    sampling = Sampling(kind(0.5), top_p=kind(0.5))
+    assert Sampler(sampling).choose(LOGITS) in (1, 3)
+    assert DeviceSampler(sampling, torch.device("cpu")).choose(LOGITS[None])[0] in (1, 3)
+    assert Sampler(Sampling(10**400, seed=1)).choose(LOGITS) in range(len(LOGITS))
