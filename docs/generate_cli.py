@@ -116,14 +116,14 @@ densely where that is less.
 | `kv_bytes` | bytes of the archive's cache and of the question's own, while answering |
 | `policy` | how the answer's tokens read the archive |
 | `pairs_read` | pairs of the archive that each of them read, with what choosing them reads (null without any) |
-| `error` | in place of all fields but the first two: why the question could not be asked |
+| `error` | in place of all fields but the first two: why the question could not be answered |
 """,
     "chat": """\
 A conversation about an archive: each turn sees the turns before it, which stay in memory beside the archive; that
-itself is never changed. In a terminal there are line editing and a history, Ctrl-C stops an answer (what was said stays
-said), Ctrl-D ends. From a pipe each line is a turn, and blank lines are skipped; if a turn could not be asked, or
-a command failed, the exit status is 1. Lines that begin with `/` are commands; to ask such a line, begin it with
-a space:
+itself is never changed. In a terminal there are line editing and a history, Ctrl-C stops a command or an answer (what
+was said stays said), an answer that fails ends only itself, and Ctrl-D ends. From a pipe each line is a turn, and blank
+lines are skipped; if a turn could not be asked, or a command failed, the exit status is 1. Lines that begin with `/`
+are commands; to ask such a line, begin it with a space:
 
 | command | effect |
 |---|---|
@@ -131,6 +131,7 @@ a space:
 | `/stats` | turns, tokens, positions left, bytes, and how the archive is read |
 | `/budget N`, `/budget off` | read N pairs of each head for a token of an answer, or all of them |
 | `/save FILE` | write the turns as JSON lines with `question` and `answer`; `kvz ask --turns` takes the file |
+| `/save! FILE` | the same, in the place of a file that is there |
 | `/help`, `/quit` | list the commands; end |
 
 Options and the objects of `--json`, one a turn, are those of [ask](#kvz-ask).

@@ -8,7 +8,7 @@
     ├── ModelError              the model cannot be found or loaded
     │   └── UnsupportedModel    the architecture or a kind of layer is not one kvz can store
     ├── ScoringError            scores are not numbers, or head scores cannot be read or are another model's
-    ├── DecodeError             logits are not numbers
+    ├── DecodeError             logits are not finite
     ├── ArchiveError            the archive cannot be read
     │   ├── CorruptArchive      truncated, a flipped byte, sizes that cannot be
     │   ├── ArchiveVersion      written by a newer major version
@@ -75,7 +75,7 @@ class ScoringError(KvzError):
 
 
 class DecodeError(KvzError):
-    """The model's logits came out as NaN."""
+    """The model's logits came out as NaN or infinite."""
 
 
 class ArchiveError(KvzError):

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from kvz.cli import console
 from kvz.cli.questions import Question
-from kvz.errors import QuestionError
+from kvz.errors import KvzError
 
 if TYPE_CHECKING:
     from kvz.decode.run import Answer
     from kvz.decode.session import Session
     from kvz.progress import Progress
 
-__all__ = ["PlainAnswer", "answer_json", "failure_json", "say_compiling", "show_answer", "statistics"]
+__all__ = ["PlainAnswer", "answer_json", "failure_json", "say_compiling", "say_covered", "show_answer", "statistics"]
 
 
 class PlainAnswer:
@@ -49,8 +50,18 @@ def say_compiling(session: Session, progress: Progress) -> None:
     from kvz.kernels.decode_step import is_to_be_compiled
 
     watched = sys.stderr is not None and sys.stderr.isatty()
-    if watched and is_to_be_compiled(session.model.device, session.policy):
+    model = session.model
+    group = model.geometry.query_heads // model.geometry.shapes[0].kv_heads
+    if watched and is_to_be_compiled(model.device, session.policy, model.dtype, group):
         progress.say("compiling kernels for this machine, once: it takes some seconds")
+
+
+def say_covered(budget: int | None, policy: str, say: Callable[[str], None]) -> bool:
+    """Say that a budget has no effect, where an archive is read densely in spite of it; whether that was said."""
+    covered = budget is not None and policy == "dense"
+    if covered:
+        say("the budget covers every head of the archive: all pairs are read")
+    return covered
 
 
 def show_answer(question: Question, answer: Answer, as_json: bool, quiet: bool) -> None:
@@ -63,8 +74,8 @@ def show_answer(question: Question, answer: Answer, as_json: bool, quiet: bool) 
             console.note(statistics(answer))
 
 
-def failure_json(question: Question, error: QuestionError) -> dict[str, Any]:
-    """A question that could not be asked, as --json prints it."""
+def failure_json(question: Question, error: KvzError) -> dict[str, Any]:
+    """A question that could not be answered, as --json prints it."""
     return {"id": question.id, "question": question.text, "error": str(error)}
 
 

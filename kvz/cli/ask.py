@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 import typer
 
 from kvz.cli import console
-from kvz.cli.answers import PlainAnswer, answer_json, failure_json, say_compiling, show_answer, statistics
+from kvz.cli.answers import PlainAnswer, answer_json, failure_json, say_compiling, say_covered, show_answer, statistics
 from kvz.cli.decode_options import (
     BudgetOption,
     MaxNewTokensOption,
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from kvz.decode.session import Session
 
 __all__ = ["ask"]
+
+_THAI = "\u0e00"  # scripts before it put spaces between words; of those after it, many do not
 
 
 def ask(
@@ -81,7 +83,7 @@ def ask(
     if turns is not None and slots != 1:
         raise UsageError("the turns of a conversation wait for each other; leave --batch-size out")
     _refuse_mistakes(archive, asked, as_json)
-    if file is None and turns is None and len(asked) > 1 and not quiet and not any(" " in q.text for q in asked):
+    if file is None and turns is None and len(asked) > 1 and not quiet and all(_is_word(q.text) for q in asked):
         console.note(f"kvz: {len(asked)} questions of one word each; a question of several words needs quotes")
     from kvz.archive import load, model_of
     from kvz.cache.index import check_page_size
@@ -97,8 +99,7 @@ def ask(
     loaded = load(archive, verify=not no_verify)
     progress = console.terminal_progress(quiet)
     session = loaded.session(model_of(loaded.manifest, model, device, progress), decoding)
-    if budget is not None and session.policy == "dense":
-        progress.say("the budget covers every head of the archive: all pairs are read")
+    say_covered(budget, session.policy, progress.say)
     say_compiling(session, progress)
     if slots != 1 and len(asked) > 1:
         size = slots or automatic_size(session, [question.text for question in asked], max_new_tokens)
@@ -127,6 +128,11 @@ def _slots(batch_size: str) -> int | None:
     if not (batch_size.isascii() and batch_size.isdigit() and int(batch_size[:6]) >= 1 and len(batch_size) < 6):
         raise UsageError(f"batch size '{batch_size}': give auto, or 1 or more questions")
     return int(batch_size)
+
+
+def _is_word(text: str) -> bool:
+    """Whether a question is one word of a script that puts spaces between words."""
+    return len(text.split()) < 2 and all(letter < _THAI for letter in text)
 
 
 def _refuse_mistakes(archive: str, asked: list[Question], as_json: bool) -> None:

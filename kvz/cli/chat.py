@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import typer
 
 from kvz.cli import console
-from kvz.cli.answers import PlainAnswer, answer_json, failure_json, say_compiling, statistics
+from kvz.cli.answers import say_compiling, say_covered
 from kvz.cli.chat_commands import ChatCommands
 from kvz.cli.decode_options import (
     BudgetOption,
@@ -24,14 +23,10 @@ from kvz.cli.decode_options import (
     TopPOption,
 )
 from kvz.cli.options import ArchivePath, DeviceOption, JsonOption, ModelOption, QuietOption
-from kvz.cli.questions import Question
 from kvz.cli.signals import is_final
+from kvz.cli.talk import Talk, outlives
 from kvz.defaults import MAX_NEW_TOKENS
 from kvz.errors import QuestionError, UsageError
-
-if TYPE_CHECKING:
-    from kvz.decode.conversation import Conversation
-    from kvz.decode.sampling import Sampling
 
 __all__ = ["chat"]
 
@@ -56,7 +51,7 @@ def chat(
 ) -> None:
     """Talk about an archive: each turn sees those before it. From a pipe, each line is a turn.
 
-    Lines that begin with / are commands: /reset /stats /budget N /save FILE /quit. Ctrl-C stops an answer.
+    Lines that begin with / are commands: /reset /stats /budget N /save FILE /quit. Ctrl-C stops an answer or a command.
     """
     if archive == "-":
         raise UsageError("an archive is memory-mapped and cannot come through a pipe; give a file")
@@ -74,75 +69,36 @@ def chat(
     loaded = load(archive, verify=not no_verify)
     progress = console.terminal_progress(quiet)
     session = loaded.session(model_of(loaded.manifest, model, device, progress), decoding)
+    say_covered(budget, session.policy, progress.say)
     say_compiling(session, progress)
-    talk = _Talk(Conversation(session), max_new_tokens, sampling, as_json, quiet)
-    commands = ChatCommands(talk.conversation, decoding, talk.turns)
+    talk = Talk(Conversation(session), max_new_tokens, sampling, as_json, quiet)
+    commands = ChatCommands(talk.conversation, decoding, talk.turns, quiet)
     if sys.stdin.isatty() and not quiet:
         held = console.quantity(loaded.manifest.prompt.context_tokens)
         console.note(f"{loaded.manifest.source.name}: {held} tokens. Ask, or /help; Ctrl-D or /quit ends.")
-    for line in _lines():
-        if line.startswith("/"):
-            if not commands.run(line):
-                break
-        elif line.strip():
-            talk.turn(line.strip())
+    for line in _lines(quiet):
+        if not _take(line, talk, commands, quiet):
+            break
     if talk.failed + commands.failed and not sys.stdin.isatty():
         raise typer.Exit(1)
 
 
-class _Talk:
-    """The turns of a chat as they are asked and shown."""
-
-    def __init__(self, conversation: Conversation, limit: int, sampling: Sampling, as_json: bool, quiet: bool) -> None:
-        self.conversation = conversation
-        self.turns: list[tuple[str, str]] = []
-        self.failed = 0
-        self._asked = 0
-        self._limit, self._sampling = limit, sampling
-        self._as_json, self._quiet = as_json, quiet
-
-    def turn(self, text: str) -> None:
-        """Ask the next question; an interrupt ends its answer, not the chat."""
-        self._asked += 1
-        question, plain = Question(self._asked, text), PlainAnswer()
-        said: list[str] = []
-        before = self.conversation.turns
-
-        def stream(piece: str) -> None:
-            said.append(piece)
-            if not self._as_json:
-                plain.write(piece)
-
-        try:
-            answer = self.conversation.ask(text, self._limit, self._sampling, stream)
-        except QuestionError as error:
-            self.failed += 1
-            if self._as_json:
-                console.emit_json(failure_json(question, error))
-            console.note(
-                f"kvz: {error}; /reset forgets the turns before" if self.conversation.turns else f"kvz: {error}"
-            )
-            return
-        except KeyboardInterrupt:
-            plain.end_line()
-            if not sys.stdin.isatty() or is_final():
-                raise
-            if self.conversation.turns > before:
-                console.note("kvz: answer stopped")
-                self.turns.append((text, "".join(said).strip()))
-            else:
-                console.note("kvz: question taken back")
-            return
-        self.turns.append((text, answer.text))
-        if self._as_json:
-            console.emit_json(answer_json(question, answer))
-            return
-        plain.end()
-        if not self._quiet:
-            console.note(statistics(answer))
+def _take(line: str, talk: Talk, commands: ChatCommands, quiet: bool) -> bool:
+    """Run a line as a command, or ask it; False if it ends the chat, which an interrupt in a terminal does not."""
+    try:
+        if line.startswith("/"):
+            return commands.run(line)
+        if line.strip():
+            talk.turn(line.strip())
+    except KeyboardInterrupt as error:
+        if not outlives(error):
+            raise
+        if not quiet:
+            console.note("kvz: stopped")
+    return True
 
 
-def _lines() -> Iterator[str]:
+def _lines(quiet: bool) -> Iterator[str]:
     """What is typed, line by line, with editing where a terminal allows it; or what comes through a pipe."""
     if not sys.stdin.isatty():
         yield from _piped()
@@ -158,7 +114,7 @@ def _lines() -> Iterator[str]:
         except KeyboardInterrupt:
             if is_final():
                 raise
-            console.note("  (Ctrl-D or /quit ends)")
+            console.note("" if quiet else "  (Ctrl-D or /quit ends)")
 
 
 def _typed() -> str:

@@ -31,10 +31,11 @@ def read_questions(arguments: Sequence[str], file: str | None) -> list[Question]
         raise UsageError("give questions as arguments, or a file of them with --questions, one of the two")
     if file is None:
         return [Question(number, text) for number, text in enumerate(arguments, 1)]
-    lines = [(n, line) for n, line in enumerate(_read(file).split("\n"), 1) if line.strip()]
+    text = _read(file)
+    lines = [(n, line) for n, line in enumerate(text.split("\n"), 1) if line.strip()]
     if not lines:
         raise QuestionError(f"{_shown(file)} holds no question")
-    if lines[0][1].lstrip().startswith("[{"):
+    if _is_array(text):
         raise QuestionError(f"{_shown(file)} is a JSON array; write one object a line instead (JSONL)")
     if lines[0][1].lstrip().startswith("{"):
         return [_from_json(line, number, order, file) for order, (number, line) in enumerate(lines, 1)]
@@ -53,6 +54,16 @@ def _read(file: str) -> str:
         raise QuestionError(f"{_shown(file)} is not UTF-8 at byte {error.start}; convert it with iconv") from None
     except (OSError, ValueError) as error:
         raise QuestionError(f"cannot read {_shown(file)}: {getattr(error, 'strerror', None) or error}") from error
+
+
+def _is_array(text: str) -> bool:
+    """Whether a text is one JSON array; one of objects need not be whole."""
+    if text.lstrip().startswith("[{"):
+        return True
+    try:
+        return text.lstrip().startswith("[") and isinstance(json.loads(text), list)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _from_json(line: str, number: int, order: int, file: str) -> Question:

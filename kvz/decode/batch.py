@@ -44,12 +44,17 @@ class _Slot:
     steps: int = 0
 
 
-def automatic_size(session: Session, questions: Sequence[str], max_new_tokens: int) -> int:
-    """Slots for these questions and answers of up to `max_new_tokens`, in half of the free memory."""
-    if not session.reading.batched:
+def automatic_size(
+    session: Session, questions: Sequence[str], max_new_tokens: int, reading: Reading | None = None
+) -> int:
+    """Slots for these questions and answers of up to `max_new_tokens`, in half of the free memory.
+
+    `reading` is the session's unless it is given. What is no string counts as if it were: it is refused when asked.
+    """
+    if not (reading or session.reading).batched:
         return 1
     model = session.model
-    longest = max(len(question.encode("utf-8", "replace")) for question in questions)  # a token has a byte or more
+    longest = max(len(str(question).encode("utf-8", "replace")) for question in questions)  # a token is a byte or more
     around = len(model.tokenizer.encode_plain(session.seam.before)) + len(session.seam.after_ids)
     tokens = min(longest + around + max_new_tokens, model.geometry.max_positions)
     slot = tokens * sum(2 * s.kv_heads * s.head_dim for s in model.geometry.shapes) * model.dtype.itemsize
@@ -79,7 +84,7 @@ def ask_batch(
     reading = reading or session.reading
     check_size(size)
     if size > 1 and not reading.batched:
-        raise UsageError(f"policy '{reading.policy}' answers one question at a time; leave --batch-size out")
+        raise UsageError(f"policy '{reading.policy}' answers one question at a time: give a batch size of 1")
     return _answers(_Batch(session, reading, size, max_new_tokens, sampling), questions, size)
 
 

@@ -81,7 +81,7 @@ class Conversation:
         growing = session.growing(len(ids), max_new_tokens, sampling, history=before)
         self._reserve(before + len(ids) + growing.limit)
         try:
-            if session.goes_by_steps(self._reading):
+            if session.goes_by_steps(self._reading, sampling):
                 return session.answer_by_steps(ids, growing, self._reading, sampling, stream, self._tail)
             return session.answer(ids, growing, self._tail, self._reading, stream)
         finally:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from numbers import Real
 
 import torch
 from torch import Tensor
 
 from kvz.errors import DecodeError, UsageError
 
-__all__ = ["NOT_A_NUMBER", "DeviceSampler", "Sampler", "Sampling", "checked", "not_numbers"]
+__all__ = ["NOT_A_NUMBER", "DeviceSampler", "Sampler", "Sampling", "checked", "not_finite"]
 
 NOT_A_NUMBER = -1
-"""What a `DeviceSampler` chooses from logits that are not numbers."""
+"""What a `DeviceSampler` chooses from logits of which the largest is not finite."""
 
-_COLDEST = 1e-30  # float32 can still divide by it
+_COLDEST, _HOTTEST = 1e-30, 1e30  # float32 can still divide by them
 
 
 @dataclass(frozen=True)
@@ -28,15 +29,18 @@ class Sampling:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            raise UsageError(f"temperature {self.temperature:g}: give 0 (greedy) or more")
+        for name, number in (("temperature", self.temperature), ("top-p", 1 if self.top_p is None else self.top_p)):
+            if isinstance(number, bool) or not isinstance(number, Real):
+                raise UsageError(f"{name} {number!r}: give a number")
+        if not 0 <= self.temperature < math.inf:
+            raise UsageError(f"temperature {self.temperature}: give 0 (greedy) or more")
         for name, value in (("top-k", self.top_k), ("seed", self.seed)):
             if value is not None and type(value) is not int:
                 raise UsageError(f"{name} {value!r}: give a whole number")
         if self.temperature == 0 and (self.top_p, self.top_k, self.seed) != (None, None, None):
             raise UsageError("top-p, top-k and seed need a temperature above 0; greedy decoding has no use for them")
         if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise UsageError(f"top-p {self.top_p:g}: give a share in (0, 1]")
+            raise UsageError(f"top-p {self.top_p}: give a share in (0, 1]")
         if self.top_k is not None and self.top_k < 1:
             raise UsageError(f"top-k {self.top_k}: give 1 or more")
         if self.seed is not None and not 0 <= self.seed < 2**63:
@@ -55,14 +59,14 @@ class Sampler:
             self._generator.manual_seed(sampling.seed)
 
     def choose(self, logits: Tensor) -> int:
-        """The next token's id for `logits [vocabulary]` float32; raises DecodeError if they are not numbers."""
+        """The next token's id for `logits [vocabulary]` float32; raises DecodeError if the largest is not finite."""
         settings = self._sampling
         best = int(logits.argmax())  # NaN counts as largest
-        if torch.isnan(logits[best]):
-            raise not_numbers()
+        if not torch.isfinite(logits[best]):
+            raise not_finite()
         if settings.temperature == 0:
             return best
-        scaled = (logits - logits[best]).cpu() / max(settings.temperature, _COLDEST)
+        scaled = (logits - logits[best]).cpu() / _divisor(settings.temperature)
         kept = _top_p(_top_k(scaled, settings.top_k), settings.top_p)
         return int(torch.multinomial(torch.softmax(kept, -1), 1, generator=self._generator))
 
@@ -85,28 +89,36 @@ class DeviceSampler:
             self.generator.manual_seed(seed)
 
     def choose(self, logits: Tensor) -> Tensor:
-        """The next tokens' ids `[B]` for `logits [B,vocabulary]` float32; NOT_A_NUMBER for those that are none."""
+        """The next tokens' ids `[B]` for `logits [B,vocabulary]` float32; NOT_A_NUMBER if the largest is not finite."""
         settings = self._sampling
         largest, best = logits.max(-1)  # NaN counts as largest
         if settings.temperature > 0:
-            scaled = (logits - largest[:, None]) / max(settings.temperature, _COLDEST)
+            scaled = (logits - largest[:, None]) / _divisor(settings.temperature)
             kept = _top_p(_top_k(scaled, settings.top_k), settings.top_p)
             # The largest of p / e, e exponential, is a draw from p: what multinomial does, without asking the device.
             noise = torch.empty_like(kept).exponential_(generator=self.generator)
             best = (torch.softmax(kept, -1) / noise).argmax(-1)
-        return torch.where(torch.isnan(largest), NOT_A_NUMBER, best)
+        return torch.where(torch.isfinite(largest), best, NOT_A_NUMBER)
 
 
 def checked(token: int) -> int:
-    """A token that a `DeviceSampler` chose; raises DecodeError where its logits were NaN."""
+    """A token that a `DeviceSampler` chose; raises DecodeError where it could choose none."""
     if token == NOT_A_NUMBER:
-        raise not_numbers()
+        raise not_finite()
     return token
 
 
-def not_numbers() -> DecodeError:
-    """What is raised where logits are NaN."""
-    return DecodeError("the model's logits are NaN; try kvz verify, or compress again with --dtype float32")
+def not_finite() -> DecodeError:
+    """What is raised where the largest logit is not finite: all are -inf, one is infinite, or one is NaN."""
+    return DecodeError(
+        "the model's logits are not finite (NaN or infinite); try kvz verify, or compress again with another --dtype, "
+        "such as float32"
+    )
+
+
+def _divisor(temperature: float) -> float:
+    """What logits are divided by; an infinite one would make NaN of those that are -inf."""
+    return float(min(max(temperature, _COLDEST), _HOTTEST))
 
 
 def _top_k(logits: Tensor, k: int | None) -> Tensor:
@@ -123,5 +135,5 @@ def _top_p(logits: Tensor, p: float | None) -> Tensor:
         return logits
     values, order = torch.sort(logits, descending=True, stable=True)
     probabilities = torch.softmax(values, -1)
-    outside = probabilities.cumsum(-1) - probabilities >= p
+    outside = probabilities.cumsum(-1) - probabilities >= float(p)
     return logits.scatter(-1, order, values.masked_fill(outside, float("-inf")))

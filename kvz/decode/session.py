@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 
 from kvz.cache.ragged import RaggedCache
 from kvz.cache.tail import Tail
@@ -67,7 +66,7 @@ class Session:
         """
         ids = self.ids_of(question)
         growing = self.growing(len(ids), max_new_tokens, sampling)
-        if self.goes_by_steps(self.reading):
+        if self.goes_by_steps(self.reading, sampling):
             return self.answer_by_steps(ids, growing, self.reading, sampling, stream)
         tail = self._fresh_tail(len(ids) + growing.limit)
         answer = self.answer(ids, growing, tail, self.reading, stream)
@@ -82,7 +81,8 @@ class Session:
         size: int | None = None,
         reading: Reading | None = None,
     ) -> Iterator[Answer | QuestionError]:
-        """The answers to `questions` in their order, `size` of them in a batch (None: as many as memory allows).
+        """The answers to `questions` in their order, `size` of them in a batch (None: as many as memory allows,
+        or one where they cannot be answered together).
 
         A question that cannot be asked gives its error in its place. `reading` is the session's unless it is given.
         Raises UsageError if the questions are one string, or the size is less than 1.
@@ -95,7 +95,7 @@ class Session:
         if not questions:
             return iter(())
         if size is None:
-            size = automatic_size(self, questions, max_new_tokens)
+            size = automatic_size(self, questions, max_new_tokens, reading)
         check_size(size)
         return ask_batch(self, questions, min(size, len(questions)), max_new_tokens, sampling, reading)
 
@@ -120,9 +120,13 @@ class Session:
         seconds = run.answer(ids, growing, stream)
         return self._made(ids, growing, seconds, tail.nbytes, reading.policy, store.pairs_read)
 
-    def goes_by_steps(self, reading: Reading) -> bool:
-        """Whether answers are made by steps that do not wait for the host."""
-        return self.model.device.type == "cuda" and reading.steps is not None
+    def goes_by_steps(self, reading: Reading, sampling: Sampling | None) -> bool:
+        """Whether an answer is made by steps that do not wait for the host.
+
+        One with a seed is not: in a batch the host draws for each question, and a seed gives one answer in both.
+        """
+        seeded = sampling is not None and sampling.seed is not None
+        return self._on_gpu() and reading.steps is not None and not seeded
 
     def answer_by_steps(
         self,
@@ -133,18 +137,23 @@ class Session:
         stream: Callable[[str], None],
         history: Tail | None = None,
     ) -> Answer:
-        """The same by such steps, after the tokens of `history`; the decoder is taken out while it is in use."""
+        """The same by such steps, for a sampling without a seed, after the tokens of `history`.
+
+        The decoder is taken out while it is in use.
+        """
         kept, self._decoder = self._decoder, None
-        settings = sampling or Sampling()
-        wanted = (reading, replace(settings, seed=None))
+        wanted = (reading, sampling or Sampling())
         decoder = kept[1] if kept is not None and kept[0] == wanted else None
         del kept  # freed before another one is made
         decoder = decoder or StepDecoder(self.model, *wanted)
-        took = decoder.answer(ids, growing, stream, settings.seed, history)
+        took = decoder.answer(ids, growing, stream, history=history)
         self._decoder = wanted, decoder
         seconds = took.first_token_seconds, took.token_seconds
         tail_bytes = took.tail_bytes + (history.nbytes if history else 0)
         return self._made(ids, growing, seconds, tail_bytes, reading.policy, reading.pairs_read())
+
+    def _on_gpu(self) -> bool:
+        return self.model.device.type == "cuda"
 
     def _made(
         self,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,9 +22,12 @@ __all__ = ["chosen_step", "is_to_be_compiled", "plane_scores", "plane_step", "ra
 
 _LEAST_SHARE = 256  # pairs: with fewer, a second thread costs more than it saves
 _MOST_SHARES = 32
-_KERNELS = {"dense": "ragged_step", "lowbit": "plane_step"}
-"""The kernel of a policy's steps, by the name of its file; of all others it is `chosen_step`."""
-_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+_DENSE = "dense"
+_KERNELS = {_DENSE: "ragged_step", "lowbit": "plane_step", "sparq": None}
+"""The kernel of a policy's steps, by the name of its file, None without one; of all others it is `chosen_step`."""
+_MOST_DENSE_ROWS = 24  # of a head's queries: `DenseReader` takes plain torch for more
+_DTYPES = {torch.bfloat16: "uint16", torch.float16: "int16", torch.float32: "float32"}
+"""What kernels take, and the element type that they know it by."""
 
 
 def ragged_step(keys: Tensor, values: Tensor, bounds: Sequence[int]) -> RaggedStep | None:
@@ -66,13 +71,35 @@ def _shares(pairs: int) -> int:
     return 1 << (max(1, min(_MOST_SHARES, pairs // _LEAST_SHARE)).bit_length() - 1)
 
 
-def is_to_be_compiled(device: torch.device, policy: str) -> bool:
-    """Whether the kernel that a policy's first step needs has no machine code on this machine yet."""
-    if device.type != "cpu" or not _has_numba():
+def is_to_be_compiled(device: torch.device, policy: str, dtype: torch.dtype, group: int) -> bool:
+    """Whether the kernel that a policy's first step needs has no machine code on this machine yet.
+
+    The step is that of one question, with `group` query heads to a head of pairs of `dtype`. Layers that a sparse
+    policy reads densely may need a kernel more.
+    """
+    kernel = _KERNELS.get(policy, "chosen_step")
+    if kernel is None or (policy == _DENSE and group > _MOST_DENSE_ROWS):
+        return False
+    if device.type != "cpu" or dtype not in _DTYPES or not _has_numba():
         return False
     from kvz.kernels.cpu.compile import kept_folder
 
-    return not any(kept_folder().rglob(f"{_KERNELS.get(policy, 'chosen_step')}.*.nbc"))
+    return not any(_holds(index, _DTYPES[dtype]) for index in kept_folder().rglob(f"{kernel}.*.nbi"))
+
+
+def _holds(index: Path, element: str) -> bool:
+    """Whether numba's index of a kernel's machine code has one for pairs of such elements; False if it is unreadable.
+
+    The index is numba's version, then, pickled once more, a stamp and a table by signature; a kernel's second argument
+    are the keys.
+    """
+    try:
+        with index.open("rb") as file:
+            pickle.load(file)
+            _, table = pickle.load(file)
+        return any(str(key[0][1].dtype) == element for key in table)
+    except Exception:  # whatever pickle and another version of numba come up with: it is compiled anew
+        return False
 
 
 def _compiles(tensor: Tensor) -> bool:

@@ -104,6 +104,24 @@ def test_several_questions_are_shown_on_stderr(run: Run, archive: Path) -> None:
     assert "Who?" not in outcome.text
 
 
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (["Who", "keeps", "it?"], True),
+        (["Où", "est-ce?"], True),
+        (["Who keeps it?", "Why?"], False),
+        (["谁保管钥匙？", "渡轮几点出发？"], False),
+        (["กุญแจอยู่ที่ไหน", "ใครเก็บไว้"], False),
+    ],
+)
+def test_words_that_lack_quotes_are_told_from_questions_in_scripts_without_spaces(
+    run: Run, tmp_path: Path, asked: list[str], said: bool
+) -> None:
+    archive = tmp_path / "a.kvz"
+    archive.write_bytes(b"no archive")
+    assert ("needs quotes" in run("ask", archive, *asked).err) == said
+
+
 @pytest.mark.parametrize("question", ["", " ", "\n\t"])
 def test_an_empty_question(run: Run, archive: Path, question: str) -> None:
     run("ask", archive, question).failed("the question is empty")

@@ -141,6 +141,11 @@ def test_a_budget_keeps_the_page_size(run: Run, archive: Path) -> None:
     assert told.objects[0]["pairs_read"] == told.objects[1]["pairs_read"]
 
 
+def test_a_budget_that_covers_everything_is_said_unless_quiet(run: Run, archive: Path) -> None:
+    assert "covers every head" in run("chat", archive, "--budget", 5000, stdin=b"").succeeded().err
+    assert run("chat", archive, "--budget", 5000, "-q", stdin=b"/reset\n").succeeded().err == ""
+
+
 def test_sigterm_ends_a_chat_in_a_terminal(archive: Path) -> None:
     master, slave = pty.openpty()
     chat = spawn("chat", str(archive), stdin=slave, stdout=slave, stderr=slave)

@@ -63,6 +63,26 @@ def test_a_file_that_cannot_be_used_is_refused_by_line(
     run("ask", archive, "--questions", file).failed(file, words)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[{"question": "Who?"}, {"question": "When?"}]',
+        '\n [\n  {\n    "question": "Who?"\n  }\n]\n',
+        '["Who?",\n "When?"]',
+        "[]",
+        '[{"question": "Who?"},\n',
+    ],
+)
+def test_a_json_array_is_refused_however_it_is_laid_out(tmp_path: Path, text: str) -> None:
+    with pytest.raises(QuestionError, match=r"JSON array.*JSONL"):
+        read_questions([], write(tmp_path, text.encode()))
+
+
+@pytest.mark.parametrize("text", ["[1] says what?\nWhy?", "[Who?]\n[Why?]", "[" * 100_000])
+def test_lines_that_begin_with_a_bracket_are_questions(tmp_path: Path, text: str) -> None:
+    assert [question.text for question in read_questions([], write(tmp_path, text.encode()))] == text.split("\n")
+
+
 @pytest.mark.parametrize("name", ["missing", "n" * 300])
 def test_a_file_that_is_not_there(run: Run, archive: Path, tmp_path: Path, name: str) -> None:
     run("ask", archive, "--questions", tmp_path / name).failed(name)

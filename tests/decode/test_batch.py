@@ -9,6 +9,7 @@ import pytest
 from kvz.archive import Archive
 from kvz.compression import compress
 from kvz.decode.batch import ask_batch, automatic_size
+from kvz.decode.conversation import Conversation
 from kvz.decode.decoding import Decoding
 from kvz.decode.run import Answer
 from kvz.decode.sampling import Sampling
@@ -79,10 +80,17 @@ def test_long_questions_are_read_in_passes_of_their_own(archive: Archive, tiny: 
     assert together(session, asked, 2, 8) == [session.ask(question, 8).ids for question in asked]
 
 
-def test_sampling_with_a_seed_is_the_same_in_any_company(archive: Archive, tiny: LanguageModel) -> None:
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_sampling_with_a_seed_is_the_same_in_any_company(
+    archive: Archive, tiny: LanguageModel, monkeypatch: pytest.MonkeyPatch, on_gpu: bool
+) -> None:
+    """On a GPU, too, where answers without a seed go by steps, and draw on the device."""
+    monkeypatch.setattr(Session, "_on_gpu", lambda session: on_gpu)
     session = archive.session(tiny)
     sampling = Sampling(1.5, seed=4)
     alone = [session.ask(question, 12, sampling).ids for question in QUESTIONS[:5]]
+    assert [Conversation(session).ask(question, 12, sampling).ids for question in QUESTIONS[:5]] == alone
+    assert session.goes_by_steps(session.reading, Sampling(1.5)) == on_gpu
     assert together(session, QUESTIONS[:5], 3, 12, sampling=sampling) == alone
 
 
@@ -109,6 +117,25 @@ def test_slots_fit_the_questions_and_what_cannot_be_batched_is_refused(archive: 
         next(ask_batch(turned, ["a", "b"], 2, 5))
     assert isinstance(next(ask_batch(turned, ["a"], 1, 5)), Answer)
     assert isinstance(next(ask_batch(turned, [""], 1, 5)), QuestionError)
+
+
+def test_the_size_is_that_of_the_reading_that_is_asked_for(archive: Archive, tiny: LanguageModel) -> None:
+    session = archive.session(tiny, Decoding())
+    turned = session.read(Decoding("rocketkv-mt", 16))
+    assert automatic_size(session, ["a", "b"], 5, turned) == 1
+    answers = list(session.ask_all(["a", "b"], 5, reading=turned))
+    assert [a.policy for a in answers if isinstance(a, Answer)] == ["rocketkv-mt"] * 2
+    other = archive.session(tiny, Decoding("rocketkv-mt", 16))
+    assert automatic_size(other, ["a", "b"], 5, session.reading) == 2
+    with pytest.raises(UsageError, match="give a batch size of 1"):
+        session.ask_all(["a", "b"], 5, size=2, reading=turned)
+
+
+@pytest.mark.parametrize("size", [None, 2])
+def test_what_is_no_string_is_an_error_in_its_place(archive: Archive, tiny: LanguageModel, size: int | None) -> None:
+    asked: list[object] = ["a", None, 7]
+    answers = list(archive.session(tiny, Decoding()).ask_all(asked, 5, size=size))  # type: ignore[arg-type]
+    assert [type(answer) for answer in answers] == [Answer, QuestionError, QuestionError]
 
 
 def test_sizes_and_questions_that_make_no_sense(archive: Archive, tiny: LanguageModel) -> None:

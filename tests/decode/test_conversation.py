@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,8 +12,10 @@ import transformers
 
 from kvz.archive import seam_of
 from kvz.compression import compress
+from kvz.decode.archive_store import ArchiveStore
 from kvz.decode.conversation import Conversation
 from kvz.decode.decoding import Decoding
+from kvz.decode.run import Growing
 from kvz.decode.session import Session
 from kvz.errors import QuestionError
 from kvz.models.language_model import LanguageModel, load_model
@@ -37,7 +40,7 @@ TURNS = [
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test twice: as on a CPU, and by steps that do not wait for the host, as on a GPU."""
     if request.param == "steps":
-        monkeypatch.setattr(Session, "goes_by_steps", lambda session, reading: reading.steps is not None)
+        monkeypatch.setattr(Session, "_on_gpu", lambda session: True)
 
 
 class FullConversation:
@@ -132,6 +135,74 @@ def test_an_interrupted_answer_leaves_what_one_of_that_length_does(tiny: Languag
     assert len(said) == 4
     assert (talk.turns, talk.history) == (1, other.history)
     assert talk.ask("Why?", 12).ids == other.ask("Why?", 12).ids
+
+
+class Moment:
+    """Where an answer is interrupted before any of it was said: at a pass of the question, or at its first token."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._patch = monkeypatch
+
+    def first_pass(self) -> None:
+        self._break(LanguageModel, "logits", at=1)
+
+    def second_pass(self) -> None:
+        self._break(LanguageModel, "logits", at=2)
+
+    def inside_a_pass(self) -> None:
+        """When some layers' pairs of the question are in the tail and others are not."""
+        self._break(ArchiveStore, "attend", at=2)
+
+    def first_token(self) -> None:
+        self._break(Growing, "take", at=1)
+
+    def _break(self, owner: type, name: str, at: int) -> None:
+        whole, calls = getattr(owner, name), 0
+
+        def broken(*arguments: object, **options: object) -> object:
+            nonlocal calls
+            calls += 1
+            if calls == at:
+                raise KeyboardInterrupt
+            return whole(*arguments, **options)
+
+        self._patch.setattr(owner, name, broken)
+
+
+@pytest.mark.parametrize("moment", [Moment.first_pass, Moment.second_pass, Moment.inside_a_pass, Moment.first_token])
+@pytest.mark.parametrize("turns", [0, 2])
+def test_a_question_that_is_interrupted_before_its_answer_is_taken_back(
+    tiny: LanguageModel, monkeypatch: pytest.MonkeyPatch, moment: Callable[[Moment], None], turns: int
+) -> None:
+    archive = compress(TEXT, tiny, ratio=0.5)
+    talk, other = (Conversation(archive.session(tiny)) for _ in range(2))
+    for question in TURNS[:turns]:
+        assert talk.ask(question, 5).ids == other.ask(question, 5).ids
+    pieces: list[str] = []
+    with monkeypatch.context() as patched:
+        moment(Moment(patched))
+        with pytest.raises(KeyboardInterrupt):
+            talk.ask("Where? " * 160, 5, stream=pieces.append)  # two passes
+    assert pieces == []
+    assert (talk.turns, talk.history) == (turns, other.history)
+    assert talk.ask("Who?", 20).ids == other.ask("Who?", 20).ids
+    assert (talk.turns, talk.history) == (turns + 1, other.history)
+
+
+def test_an_answer_that_is_interrupted_at_its_first_piece_is_a_turn(tiny: LanguageModel) -> None:
+    archive = compress(TEXT, tiny, ratio=1.0)
+    talk = Conversation(archive.session(tiny))
+    reference = FullConversation(tiny, seam_of(archive.manifest).stop_ids)
+    reference.ask("Where?", 12)
+
+    def interrupt(piece: str) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        talk.ask("Where?", 12, stream=interrupt)
+    assert talk.turns == 1
+    reference.answers[-1] = reference.answers[-1][:1]
+    assert list(talk.ask("Why?", 12).ids) == reference.ask("Why?", 12)
 
 
 def test_a_turn_that_cannot_be_asked_changes_nothing(tiny: LanguageModel) -> None:

@@ -1,6 +1,8 @@
-"""Sessions and the command line with a policy and a budget."""
+"""Sessions with a policy and a budget."""
 
 from __future__ import annotations
+
+from itertools import pairwise
 
 import pytest
 
@@ -49,11 +51,20 @@ def test_auto_selects_only_with_a_budget(archive, tiny):
 def test_sliding_layers_are_read_as_they_are(tmp_path):
     model = load_model(str(make_model_folder(tmp_path, "gemma3")), "cpu", "float32")
     archive = compress(TEXT * 2, model, ratio=0.5)
-    answer = archive.session(model, Decoding("hsa", 16)).ask("Where is the key?", 30)
+    prefix, layers = archive.manifest.prompt.prefix_tokens, archive.cache.layers
+    dense = archive.session(model, Decoding())
+    sparse = archive.session(model, Decoding("hsa", 16))
+    answer, full = (session.ask("Where is the key?", 30) for session in (sparse, dense))
     assert answer.policy == "hsa"
-    assert answer.pairs_read < archive.session(model, Decoding()).ask("Where is the key?", 30).pairs_read
-    whole = archive.session(model, Decoding("exact-topk", 16)).ask("Where is the key?", 30)
-    assert whole.new_tokens > 0
+    assert answer.pairs_read < full.pairs_read
+    few, all_pairs = (session.reading.readers()[1] for session in (sparse, dense))
+    for index, layer in enumerate(layers):
+        assert (few.read(index) == all_pairs.read(index)) == (layer.window is not None)
+    longest = max(b - a for layer in layers if layer.window is None for a, b in pairwise(layer.bounds))
+    almost = archive.session(model, Decoding("exact-topk", longest - prefix - 1)).ask("Where is the key?", 30)
+    assert almost.policy == "exact-topk"
+    assert almost.ids == full.ids  # the one pair that is left out weighs next to nothing
+    assert len(set(full.ids)) > 1
 
 
 @pytest.mark.parametrize(

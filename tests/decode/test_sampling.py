@@ -1,15 +1,19 @@
 from __future__ import annotations
 
+from fractions import Fraction
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvz.compression import compress
-from kvz.decode.sampling import Sampler, Sampling, _top_p
+from kvz.decode.sampling import NOT_A_NUMBER, DeviceSampler, Sampler, Sampling, _top_p
 from kvz.errors import DecodeError, UsageError
 from tests.conftest import TEXT
 
+INF = float("inf")
 LOGITS = torch.tensor([0.0, 3.0, 1.0, 2.9, -5.0, 2.0])
 
 
@@ -62,6 +66,24 @@ def test_a_tiny_temperature_is_greedy_and_nan_is_refused():
             Sampler(sampling).choose(torch.tensor([1.0, float("nan"), 3.0]))
 
 
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0, seed=1), Sampling(1.0, top_k=2, top_p=0.9, seed=1)])
+@pytest.mark.parametrize("row", [[0, INF, 0], [INF, INF, 0], [-INF, -INF, -INF], [0, float("nan"), INF]])
+def test_logits_that_are_not_finite_are_refused_and_masked_ones_are_not(sampling: Sampling, row: list[float]) -> None:
+    with pytest.raises(DecodeError, match=r"not finite.*--dtype"):
+        Sampler(sampling).choose(torch.tensor(row))
+    masked = torch.tensor([-INF, 0.0, -INF])
+    assert Sampler(sampling).choose(masked) == 1
+    chosen = DeviceSampler(sampling, torch.device("cpu")).choose(torch.stack([torch.tensor(row), masked]))
+    assert chosen.tolist() == [NOT_A_NUMBER, 1]
+
+
+def test_any_heat_leaves_masked_tokens_out() -> None:
+    masked = torch.tensor([-INF, 0.0, 5.0])
+    hot = Sampling(1e300, seed=1)
+    assert {Sampler(hot).choose(masked) for _ in range(5)} <= {1, 2}
+    assert set(DeviceSampler(hot, torch.device("cpu")).choose(masked.expand(9, -1)).tolist()) <= {1, 2}
+
+
 def test_a_seed_repeats_an_answer_whatever_was_asked_before(tiny):
     archive = compress(TEXT, tiny, ratio=0.5)
     warm = Sampling(1.5, seed=7)
@@ -83,8 +105,29 @@ def test_a_seed_repeats_an_answer_whatever_was_asked_before(tiny):
         {"temperature": 1, "top_p": 1.1},
         {"temperature": 1, "top_k": 0},
         {"temperature": 1, "seed": -1},
+        {"temperature": "0.5"},
+        {"temperature": None},
+        {"temperature": True},
+        {"temperature": 1j},
+        {"temperature": INF},
+        {"temperature": 1, "top_p": "1"},
+        {"temperature": 1, "top_p": True},
+        {"temperature": 1, "top_p": float("nan")},
+        {"temperature": 1, "top_k": 2.0},
+        {"temperature": 1, "top_k": True},
+        {"temperature": 1, "seed": "7"},
+        {"temperature": -(10**400)},
     ],
 )
 def test_settings_that_cannot_be(options):
-    with pytest.raises(UsageError):
+    name = next(reversed(options))
+    with pytest.raises(UsageError, match=name.replace("_", "-")):
         Sampling(**options)
+
+
+@pytest.mark.parametrize("kind", [float, np.float32, np.float64, Fraction])
+def test_numbers_of_any_kind_are_numbers(kind):
+    sampling = Sampling(kind(0.5), top_p=kind(0.5))
+    assert Sampler(sampling).choose(LOGITS) in (1, 3)
+    assert DeviceSampler(sampling, torch.device("cpu")).choose(LOGITS[None])[0] in (1, 3)
+    assert Sampler(Sampling(10**400, seed=1)).choose(LOGITS) in range(len(LOGITS))

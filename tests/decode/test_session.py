@@ -28,12 +28,32 @@ def test_what_an_answer_reports(tiny):
     assert "".join(pieces).strip() == answer.text == tiny.tokenizer.decode(answer.ids).strip()
 
 
-def test_one_token_and_the_first_end_token(tiny):
+def test_one_token(tiny):
     archive = compress(TEXT, tiny, ratio=0.5)
     first = archive.ask("Where?", 1)
     assert first.new_tokens == 1
     assert first.stop == "length"
     assert first.token_seconds is None
+    assert first.pairs_read is None
+
+
+@pytest.mark.parametrize("more", [0, 1, 16])
+def test_an_answer_ends_at_the_first_end_token(tiny, more):
+    """Any token of an answer can serve as its end token, which is not one of its ids and takes a step of its own."""
+    archive = compress(TEXT, tiny, ratio=0.5)
+    session = archive.session()
+    session.seam = replace(session.seam, stop_ids=())
+    whole = session.ask("Where is the key?", 20).ids
+    at = next(i for i in range(4, 20) if whole[i] not in whole[:i])
+    session.seam = replace(session.seam, stop_ids=(whole[at],))
+    pieces: list[str] = []
+    answer = session.ask("Where is the key?", at + more, stream=pieces.append)
+    assert answer.ids == whole[:at]
+    assert answer.stop == ("end" if more else "length")
+    assert "".join(pieces).strip() == answer.text == tiny.tokenizer.decode(answer.ids).strip()
+    session.seam = replace(session.seam, stop_ids=(whole[0],))
+    nothing = session.ask("Where is the key?", 1 + more)
+    assert (nothing.ids, nothing.text, nothing.stop, nothing.token_seconds) == ((), "", "end", None)
 
 
 def test_a_question_fills_the_positions_and_one_more_token_does_not_fit(tiny):

@@ -102,5 +102,5 @@ def test_a_folder_without_texts_is_refused(tmp_path, monkeypatch):
     with pytest.raises(UsageError, match="--texts"):
         read_haystack(None)
     (tmp_path / "a.txt").write_bytes(b"\xff\xfe")
-    with pytest.raises(UsageError, match="cannot read the texts"):
+    with pytest.raises(UsageError, match=r"a\.txt is not UTF-8 at byte 0"):
         read_haystack(tmp_path)

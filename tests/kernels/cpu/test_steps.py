@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import subprocess
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +22,9 @@ from kvz.cache.bit_planes import plane_layer
 from kvz.cache.ragged import RaggedLayer
 from kvz.compression import compress
 from kvz.decode.decoding import Decoding
+from kvz.decode.policies.dense import _MOST_STEP_ROWS
 from kvz.kernels import decode_step
+from kvz.kernels.cpu import chosen_step, plane_step, ragged_step
 from kvz.kernels.cpu import compile as compiling
 from kvz.kernels.cpu.chosen_step import ChosenStep
 from kvz.kernels.cpu.plane_scores import PlaneScores
@@ -307,10 +311,25 @@ def test_a_kernel_leaves_the_number_of_threads_as_it_is() -> None:
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("file", [chosen_step, plane_step, ragged_step])
+def test_the_second_argument_of_a_step_are_the_keys(file: Any) -> None:
+    """By which it is known for what pairs there is machine code."""
+    assert list(inspect.signature(file._attend._function).parameters)[1] == "keys"
+
+
 def test_it_is_known_whether_a_kernel_has_to_be_compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     cpu = torch.device("cpu")
     monkeypatch.setenv("KVZ_CACHE", str(tmp_path))
-    assert decode_step.is_to_be_compiled(cpu, "dense")
+
+    def to_be_compiled(policy: str, dtype: torch.dtype = torch.float32, group: int = 3) -> bool:
+        return decode_step.is_to_be_compiled(cpu, policy, dtype, group)
+
+    assert all(to_be_compiled(policy) for policy in ("dense", "lowbit", "hsa", "quest"))
+    assert not to_be_compiled("sparq")  # has no kernel
+    assert to_be_compiled("dense", group=_MOST_STEP_ROWS)
+    assert not to_be_compiled("dense", group=_MOST_STEP_ROWS + 1)
+    assert to_be_compiled("lowbit", group=_MOST_STEP_ROWS + 1)
+    assert not to_be_compiled("dense", torch.float64)
     script = (
         "from kvz.kernels.cpu.ragged_step import RaggedStep\n"
         "from tests.kernels.cpu.test_steps import Step\n"
@@ -318,6 +337,10 @@ def test_it_is_known_whether_a_kernel_has_to_be_compiled(monkeypatch: pytest.Mon
         "RaggedStep.of(step.keys, step.values, step.bounds, 1).attend(step.query, step.scale, step.tails)"
     )
     subprocess.run([sys.executable, "-c", script], check=True, env={**os.environ, "KVZ_CACHE": str(tmp_path)})
-    assert not decode_step.is_to_be_compiled(cpu, "dense")
-    assert decode_step.is_to_be_compiled(cpu, "lowbit")
-    assert not decode_step.is_to_be_compiled(torch.device("meta"), "dense")
+    assert not to_be_compiled("dense")
+    assert all(to_be_compiled("dense", dtype) for dtype in (torch.bfloat16, torch.float16))
+    assert to_be_compiled("lowbit")
+    assert not decode_step.is_to_be_compiled(torch.device("meta"), "dense", torch.float32, 3)
+    for index in tmp_path.rglob("*.nbi"):
+        index.write_bytes(b"nothing")
+    assert to_be_compiled("dense")
