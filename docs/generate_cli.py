@@ -115,7 +115,7 @@ densely where that is less.
 | `first_token_seconds`, `token_seconds` | time to the first token, and for each one after it (null if there is none) |
 | `kv_bytes` | bytes of the archive's cache and of the question's own, while answering |
 | `policy` | how the answer's tokens read the archive |
-| `pairs_read` | pairs of the archive that each of them read, with what choosing them reads (null without any) |
+| `pairs_read` | pairs that each of them read, over all heads, with prefix and choosing (null without any) |
 | `error` | in place of all fields but the first two: why the question could not be answered |
 """,
     "chat": """\

@@ -6,11 +6,16 @@ import re
 from collections.abc import Collection
 from pathlib import Path
 
-__all__ = ["PICTURES", "remove_pictures", "remove_report"]
+__all__ = ["PICTURES", "holds_report", "remove_pictures", "remove_report"]
 
 PICTURES = "pictures"
 _FILES = ("report.html", "table.md", "table.csv")
 _DRAWN = re.compile(r"(budget|ratio|bytes|needle)-\d+\.svg|(times|phases)\.svg")
+
+
+def holds_report(folder: Path) -> bool:
+    """Whether a report was written into a folder."""
+    return all((folder / name).is_file() for name in _FILES)
 
 
 def remove_report(folder: Path) -> None:

@@ -14,12 +14,13 @@ from kvz.bench.report.cell import Cell, is_full, measured
 from kvz.bench.report.page import report_page
 from kvz.bench.report.plots import draw_pictures
 from kvz.bench.report.render import csv_of, markdown_of
-from kvz.bench.report_files import PICTURES, remove_pictures
+from kvz.bench.report_files import PICTURES, holds_report, remove_pictures
+from kvz.bench.run_config import is_run
 from kvz.bench.run_folder import read_run
 from kvz.errors import UsageError
 from kvz.format.atomic import atomic_file, output_error
 
-__all__ = ["Results", "check_folder", "compared", "notes_of", "results_of", "write_report"]
+__all__ = ["Results", "check_folder", "check_target", "compared", "notes_of", "results_of", "write_report"]
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,13 @@ def check_folder(path: Path) -> None:
     """Raise UsageError if a path that is to be a folder is something else."""
     if path.exists() and not path.is_dir():
         raise UsageError(f"{path} is a file, where a report needs a folder; give another --out")
+
+
+def check_target(path: Path) -> None:
+    """Raise UsageError if a path that a report is to go to is no folder, or a folder of something else."""
+    check_folder(path)
+    if path.is_dir() and any(path.iterdir()) and not is_run(path) and not holds_report(path):
+        raise UsageError(f"{path} is not empty and holds neither a run nor a report; give another --out")
 
 
 def _pictures(cells: Sequence[Cell]) -> list[Picture] | None:

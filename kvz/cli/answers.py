@@ -101,7 +101,9 @@ def statistics(answer: Answer) -> str:
     """What an answer took, in a line."""
     rate = f", then {1 / answer.token_seconds:.1f} tokens/s" if answer.token_seconds else ""
     cut = {"end": "", "length": " (cut: --max-new-tokens)", "full": " (cut: no position left)"}[answer.stop]
-    read = f", {console.quantity(round(answer.pairs_read))} pairs read a token" if answer.pairs_read else ""
+    read = (
+        f", {console.quantity(round(answer.pairs_read))} pairs of all heads read a token" if answer.pairs_read else ""
+    )
     sparse = f"; {answer.policy}{read}" if answer.policy != "dense" else ""
     held = f"{console.size(answer.kv_bytes)} of KV{sparse}"
     return (

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 import typer
 
 from kvz.cli import console
-from kvz.cli.bench_report import report_runs, show, write
+from kvz.cli.bench_report import report_runs, say_more, show, write
 from kvz.cli.options import DeviceOption, JsonOption, ModelOption, QuietOption
 from kvz.cli.signals import InterruptHandler
 from kvz.errors import UsageError
@@ -146,7 +146,7 @@ def _run(
     settings: Settings, name: str | None, device: str, dtype: str, out: Path | None, force: bool, as_json: bool,
     quiet: bool,
 ) -> int:  # fmt: skip
-    """Measure and report; how many cells failed."""
+    """Measure and report; how many cells failed, all of them where nothing could be measured."""
     from kvz.bench.start import start_run
     from kvz.bench.write_report import results_of
     from kvz.models.language_model import load_model
@@ -158,7 +158,8 @@ def _run(
         for line in run.folder.corrupt:
             say(f"kvz: {line}")
         if run.folder.cells or run.folder.samples:
-            say(f"kvz: going on with {path}: {len(run.folder.cells)} of {len(run.plan)} cells are there")
+            parts = f"{len(run.folder.samples)} contexts of cells"
+            say(f"kvz: going on with {path}: {len(run.folder.cells)} of {len(run.plan)} cells are there, {parts}")
         if as_json:
             for cell in run.folder.cells:
                 console.emit_json(cell)
@@ -173,7 +174,11 @@ def _run(
         if not as_json:
             show(results)  # before the report, for which there may be no room
         write(path, results, None)
+    say_more(say)
     say(f"kvz: the run is in {path}; open {path / 'report.html'}")
+    if not any("score" in cell for cell in results.cells):
+        say("kvz: nothing was measured; the reasons are above")
+        return len(results.cells)
     return sum("error" in cell for cell in results.cells)
 
 

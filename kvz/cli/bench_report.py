@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from kvz.errors import UsageError
 if TYPE_CHECKING:
     from kvz.bench.write_report import Results
 
-__all__ = ["report_runs", "show", "write"]
+__all__ = ["report_runs", "say_more", "show", "write"]
 
 _WIDE = 10_000  # columns
 
@@ -25,10 +26,10 @@ def report_runs(words: list[str], out: Path | None, as_json: bool, quiet: bool) 
         raise UsageError(f"kvz bench takes options, or report and the folders of runs; not '{first}'")
     if not rest:
         raise UsageError("say which runs to report: kvz bench report RUN...")
-    from kvz.bench.write_report import check_folder, compared
+    from kvz.bench.write_report import check_target, compared
 
     if out is not None:
-        check_folder(out)
+        check_target(out)
     results = compared([Path(path) for path in rest])
     say = (lambda message: None) if quiet else console.note
     for line in results.corrupt:
@@ -63,3 +64,12 @@ def write(path: Path, results: Results, say: Any) -> None:
     written = write_report(path, results)
     if say is not None:
         say(f"kvz: {', '.join(written)} written to {path}")
+
+
+def say_more(say: Callable[[str], None]) -> None:
+    """What a run's tables and folder leave open: what the columns mean, and why there are no pictures."""
+    from importlib.util import find_spec
+
+    say("kvz: what the columns mean is in report.html and in docs/benchmarks.md; few contexts rank no methods")
+    if find_spec("matplotlib") is None:
+        say("kvz: there are no pictures: drawing needs matplotlib, pip install matplotlib")

@@ -61,7 +61,7 @@ class ChatCommands:
     def _reset(self, rest: str) -> None:
         self._conversation.reset()
         self._turns.clear()
-        self._say("forgotten; the archive is as it was")
+        self._say("forgotten; the archive is as it was, and is read as before")
 
     def _stats(self, rest: str) -> None:
         talk = self._conversation
@@ -80,7 +80,8 @@ class ChatCommands:
         wanted = Decoding() if rest == "off" else replace(start, budget=int(rest))
         self._conversation.read(wanted)
         if not say_covered(wanted.budget, self._conversation.policy, self._say):
-            self._say(f"the archive is read by {self._conversation.policy}")
+            pairs = "" if wanted.budget is None else f", {wanted.budget} pairs of each head for a token"
+            self._say(f"the archive is read by {self._conversation.policy}{pairs}")
 
     def _save(self, rest: str) -> None:
         self._write(rest, overwrite=False)

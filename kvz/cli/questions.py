@@ -28,7 +28,7 @@ def read_questions(arguments: Sequence[str], file: str | None) -> list[Question]
     naming the line, for a file that cannot be used.
     """
     if bool(arguments) == (file is not None):
-        raise UsageError("give questions as arguments, or a file of them with --questions, one of the two")
+        raise UsageError("give questions as arguments, or a file of them with --questions or --turns, one of these")
     if file is None:
         return [Question(number, text) for number, text in enumerate(arguments, 1)]
     text = _read(file)

@@ -93,7 +93,7 @@ def test_a_folder_of_questions(run: Run, archive: Path, tmp_path: Path) -> None:
 
 
 def test_arguments_and_a_file(run: Run, archive: Path, tmp_path: Path) -> None:
-    run("ask", archive, "Who?", "--questions", write(tmp_path, b"When?")).failed("one of the two", status=2)
+    run("ask", archive, "Who?", "--questions", write(tmp_path, b"When?")).failed("one of these", status=2)
 
 
 def test_answers_come_under_the_ids_asked(run: Run, archive: Path, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from markupsafe import Markup
 from kvz.bench.report.canvas import Picture
 from kvz.bench.report.cell import Cell, problems_of
 from kvz.bench.report.plots import draw_pictures
-from kvz.bench.report.table import blocks_of, summary_of
+from kvz.bench.report.table import MEANINGS, blocks_of, summary_of
 from kvz.errors import UsageError
 from kvz.report.page import render_page
 
@@ -41,4 +41,5 @@ def report_page(
         pictures=[(picture, Markup(picture.svg)) for picture in pictures],
         no_pictures=no_pictures,
         problems=problems_of(cells),
+        meanings=MEANINGS,
     )

@@ -8,9 +8,23 @@ from dataclasses import dataclass
 from kvz.bench.report.cell import Cell, distinct, is_full, measured, seconds_of
 from kvz.cli.console import size
 
-__all__ = ["Block", "Row", "blocks_of", "summary_of"]
+__all__ = ["MEANINGS", "Block", "Row", "blocks_of", "summary_of"]
 
 _NOTHING = "–"
+
+
+MEANINGS = {
+    "full, full@repeat-kv": "the full cache; and the same, keys and values copied to each query head",
+    "score, 95 %": "mean of the task's metric, 0 to 1, and its interval over contexts: wide where they are few",
+    "KL, same tokens": "divergence from the full cache, nats a token, and tokens that are likeliest for both",
+    "stored": "bytes of the archive in memory, with its index",
+    "read a step": "bytes of it that a token of an answer reads, with what it takes to choose them",
+    "a token, first token": "seconds a token of an answer, and from the question to the first one",
+    "floor": "the least that a token can take: reading the weights and the bytes of a step once from memory",
+    "compress, load": "seconds to prefill, score and write an archive, and to load it",
+    "peak memory": "the most that was held while an archive was made and asked, the full cache's not counted",
+}
+"""What the columns of a table are, in a line each; docs/benchmarks.md has the rest."""
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ class Gsm8k:
         examples = [_shown(example) for example in [*order[end:], *order[:start]]]
         used = examples[: take(examples, counter, tokens)]
         if not used:
-            raise UsageError(f"{self.name}: no worked example has {tokens} tokens or fewer; allow longer contexts")
+            raise UsageError(f"no worked example has {tokens} tokens or fewer; allow longer contexts")
         context = "\n\n".join(used)
         questions = tuple(Question(_ASKED.format(sum.question), (sum.number,)) for sum in order[start:end])
         return Sample(context, questions, {"length": counter(context), "examples": len(used)})

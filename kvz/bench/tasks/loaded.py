@@ -30,13 +30,17 @@ class Loaded:
         """`count` of them, in an order drawn by the seed; their fact `length` is what they have."""
         order = generator(seed, self.name).sample(self.loaded, len(self.loaded))
         chosen: list[Sample] = []
+        shortest: int | None = None
         for sample in order:
             if len(chosen) == count:
                 break
             context = shortened(sample.context, counter, tokens) if self.cut else sample.context
             length = counter(context)
+            shortest = length if shortest is None else min(shortest, length)
             if length <= tokens:
                 chosen.append(replace(sample, context=context, facts={**sample.facts, "length": length}))
         if not chosen and count:
-            raise UsageError(f"{self.name}: no context in the file has {tokens} tokens or fewer; allow longer ones")
+            raise UsageError(
+                f"no context in the file has {tokens} tokens or fewer; allow longer ones: the shortest has {shortest}"
+            )
         return chosen

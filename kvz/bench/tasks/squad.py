@@ -40,9 +40,7 @@ class Squad:
             order = order[max(1, _articles(order, len(taken))) :]
             made += self._sample(taken, counter)
         if not made and count:
-            raise UsageError(
-                f"{self.name}: no paragraph with questions has {tokens} tokens or fewer; allow longer ones"
-            )
+            raise UsageError(f"no paragraph with questions has {tokens} tokens or fewer; allow longer ones")
         return made
 
     def _sample(self, paragraphs: list[Paragraph], counter: Counter) -> list[Sample]:

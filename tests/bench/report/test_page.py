@@ -16,6 +16,7 @@ from kvz.bench.report.needle_map import grid_of
 from kvz.bench.report.page import report_page
 from kvz.bench.report.phases import phases_of
 from kvz.bench.report.plots import draw_pictures
+from kvz.bench.report.table import MEANINGS
 from kvz.errors import UsageError
 from tests.bench.report.cells import METHODS, make_cell, make_cells
 from tests.report.pages import Page, assert_nothing_fetched
@@ -43,7 +44,8 @@ def test_a_page_needs_nothing_else(source: str) -> None:
     page = Page(source)
     assert_nothing_fetched(source)
     assert page.all("h1")[0].text == "kvz bench"
-    assert [dd.text for dd in page.all("dd")] == ["tiny", "two <cores>"]
+    assert [dd.text for dd in page.all("dd")] == ["tiny", "two <cores>", *MEANINGS.values()]
+    assert [dt.text for dt in page.all("dt")][2:] == list(MEANINGS)
     assert [h.text for h in page.all("h2")] == ["Scores", "Pictures", "Tables"]
     assert len(page.all("script")) == 0
 

@@ -12,7 +12,7 @@ import pytest
 
 from kvz.bench.run_folder import RunFolder
 from kvz.bench.settings import config_of, make_settings
-from kvz.bench.write_report import Results, compared, results_of, write_report
+from kvz.bench.write_report import Results, check_target, compared, results_of, write_report
 from kvz.errors import UsageError
 from kvz.models.language_model import LanguageModel
 from tests.bench.report.cells import make_cell
@@ -98,3 +98,15 @@ def test_a_broken_matplotlib_costs_the_pictures_only(tmp_path: Path, monkeypatch
     write_report(tmp_path / "out", Results([make_cell()], {}, []))
     assert "cannot be imported (_ARRAY_API not found)" in (tmp_path / "out" / "report.html").read_text()
     assert not (tmp_path / "out" / "pictures").exists()
+
+
+def test_a_report_goes_to_no_folder_of_something_else(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    check_target(tmp_path / "empty")
+    check_target(tmp_path / "new")
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "table.md").write_text("mine")
+    with pytest.raises(UsageError, match=r"docs is not empty and holds neither a run nor a report; give another --out"):
+        check_target(tmp_path / "docs")
+    write_report(tmp_path / "docs", Results([], {}, []))
+    check_target(tmp_path / "docs")
