@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from kvz.bench.file_names import plain_name
 from kvz.bench.report.canvas import Picture
-from kvz.bench.report.cell import Cell, is_full, measured
+from kvz.bench.report.cell import Cell, measured
 from kvz.bench.report.page import report_page
 from kvz.bench.report.plots import draw_pictures
 from kvz.bench.report.render import csv_of, markdown_of
@@ -165,9 +165,7 @@ def _commit(value: str | None) -> str | None:
 
 
 def _of_run(cell: Cell, name: str) -> Cell:
-    method = cell["method"]
-    label = f"full@{'repeat-kv ' if '@' in method else ''}{name}" if is_full(cell) else f"{name} {method}"
-    return cast(Cell, {**cell, "method": label, "run": name})
+    return cast(Cell, {**cell, "method": f"{cell['method']} ({name})", "run": name})
 
 
 def _by_block(cells: list[Cell]) -> list[Cell]:

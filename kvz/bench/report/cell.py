@@ -35,7 +35,8 @@ class Cell(TypedDict, total=False):
     """One method on one task at one length.
 
     `task`, `length` (tokens asked for), `protocol` and `method` (a label like "kvzip@0.3/lowbit@256") are always there;
-    a cell that was not measured has `skipped` or `error` in place of results. `score` is a mean with its 95 % interval
+    a cell that was not measured has `skipped` or `error` in place of results; where several runs are compared, `run` is
+    the name of one, and ends the method's label. `score` is a mean with its 95 % interval
     `score_low` to `score_high`; `kl` and `agreement` (share of tokens) compare with the full cache; `kv_bytes` are
     stored, `step_bytes` are read by a decode step, `floor_seconds` is the time to read them and the weights,
     `peak_bytes` is the most memory held; `seconds` may have prefill, score, write, load, first_token and token (each
@@ -61,6 +62,7 @@ class Cell(TypedDict, total=False):
     facts: list[Fact]
     skipped: str
     error: str
+    run: str
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ def problems_of(cells: Sequence[Cell]) -> list[Problem]:
 
 def is_full(cell: Cell) -> bool:
     """Whether a cell is of the full cache, which the others are compared with."""
-    return cell["method"].partition("@")[0] == _FULL
+    return _named(cell)[0].partition("@")[0] == _FULL
 
 
 def seconds_of(cell: Cell) -> dict[str, float]:
@@ -99,17 +101,25 @@ def seconds_of(cell: Cell) -> dict[str, float]:
 def series_of(cell: Cell) -> str:
     """The method without what the horizontal axis shows: its budget, or its ratio where it has no budget."""
     varied = cell.get("budget") if cell.get("budget") is not None else cell.get("ratio")
-    return "/".join(_without(part, varied) for part in cell["method"].split("/"))
+    method, run = _named(cell)
+    return "/".join(_without(part, varied) for part in method.split("/")) + run
 
 
 def family_of(cell: Cell) -> str:
     """The method without any numbers."""
-    return "/".join(part.partition("@")[0] for part in cell["method"].split("/"))
+    method, run = _named(cell)
+    return "/".join(part.partition("@")[0] for part in method.split("/")) + run
 
 
 def distinct(keys: Sequence[Key]) -> list[Key]:
     """Each once, in the order in which they come."""
     return list(dict.fromkeys(keys))
+
+
+def _named(cell: Cell) -> tuple[str, str]:
+    """A method as it was asked for, and what follows it where several runs are compared: `kvzip@0.3`, ` (run)`."""
+    run = f" ({cell['run']})" if cell.get("run") else ""
+    return cell["method"].removesuffix(run), run
 
 
 def _problem(cell: Cell) -> Problem:

@@ -68,10 +68,9 @@ def test_runs_are_reported_side_by_side(run: Run, line: list[str], tmp_path: Pat
         file.write("half a li")
     both = run("report", tmp_path / "one", tmp_path / "two", "--out", tmp_path / "both", "--json").succeeded()
     methods = [cell["method"] for cell in both.objects]
-    assert methods == ["full@one", "full@repeat-kv one", "one snapkv@0.3", "full@two", "full@repeat-kv two",
-                       "two snapkv@0.3"]  # fmt: skip
+    assert methods == [f"{name} ({run})" for run in ("one", "two") for name in ("full", "full@repeat-kv", "snapkv@0.3")]
     assert "two: cells.jsonl, line 4" in both.err
-    assert "one snapkv@0.3" in (tmp_path / "both" / "report.html").read_text()
+    assert "snapkv@0.3 (one)" in (tmp_path / "both" / "report.html").read_text()
     run("report", tmp_path / "three").failed("no run", status=2)
     run("report", tmp_path / "one", "--samples", 3).failed("--samples", status=2)
     run("reprot").failed("reprot", status=2)
