@@ -8,7 +8,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-__all__ = ["has_triton", "takes_triton"]
+__all__ = ["has_triton", "multiprocessors", "takes_triton"]
 
 _HEAD_DIMS = (16, 256)
 
@@ -26,6 +26,14 @@ def takes_triton(tensor: Tensor) -> bool:
 def has_triton(tensor: Tensor) -> bool:
     """Whether a tensor, of any dtype and shape, is on such a GPU."""
     return tensor.is_cuda and _serves(tensor.device.index)
+
+
+def multiprocessors(device: torch.device) -> int | None:
+    """Multiprocessors of a GPU; None for other devices."""
+    if device.type != "cuda":
+        return None
+    count: int = torch.cuda.get_device_properties(device).multi_processor_count
+    return count
 
 
 @cache

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from kvz.cache.ragged import RaggedLayer
 from kvz.kernels.attention import attention
-from kvz.kernels.device import takes_triton
+from kvz.kernels.device import multiprocessors, takes_triton
 
 __all__ = ["ChoosableLayer", "SparseSpace", "plain_sparse_attention", "sparse_attention"]
 
-_WANTED = 264  # programs at a time: two for each multiprocessor of an H100
+_H100 = 132  # multiprocessors: what is planned for where there are none
 _MOST_SPLITS = 64
 _LEAST = 64  # pairs that are worth a program
 
@@ -64,7 +64,8 @@ class SparseSpace:
         """For questions with a tail of `capacity` pairs: as many parts S as keep a GPU busy."""
         heads, dim = len(layer.takes), layer.keys.shape[1]
         pairs = layer.prefix + layer.most * layer.size + capacity
-        splits = max(1, min(_MOST_SPLITS, -(-_WANTED // (batch * heads)), -(-pairs // _LEAST)))
+        wanted = 2 * (multiprocessors(layer.keys.device) or _H100)  # programs at a time
+        splits = max(1, min(_MOST_SPLITS, -(-wanted // (batch * heads)), -(-pairs // _LEAST)))
         outs = torch.zeros(batch, heads, splits, group, dim, device=layer.keys.device)
         return cls(outs, outs.new_zeros(batch, heads, splits, group))
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from kvz.bench.gpu.__main__ import SECTIONS, main
-from kvz.bench.gpu.models import random_lengths
+from kvz.bench.gpu.models import GEOMETRIES, random_lengths, random_model
 
 OURS = ("gguf", "matplotlib", "msgspec", "platformdirs", "rich", "typer", "xxhash")
 NEEDED = "import sys; import kvz.bench.gpu.__main__; print(sorted(set(sys.modules) & set(sys.argv[1:])))"
@@ -56,3 +58,14 @@ def test_random_archives_keep_what_they_are_to_keep() -> None:
     assert all(0 < length <= 96000 for length in lengths)
     assert max(lengths) > 10 * min(lengths)
     assert random_lengths(4, 100, 1.0) == [100] * 4
+
+
+@pytest.mark.parametrize("name", GEOMETRIES)
+def test_models_are_of_their_own_family(name: str) -> None:
+    small = replace(GEOMETRIES[name], layers=1, hidden=64, query_heads=4, kv_heads=2, intermediate=64, vocabulary=99)
+    model = random_model(small, torch.float32, torch.device("cpu"))
+    parts = {part for part, _ in model.network.named_parameters()}
+    assert ("model.layers.0.self_attn.q_proj.bias" in parts) == (name == "qwen2.5-7b")
+    assert model.network.config.head_dim == small.head_dim  # type: ignore[union-attr]
+    layer_types = getattr(model.network.config, "layer_types", None) or ["full_attention"]
+    assert layer_types == ["full_attention"]

@@ -21,6 +21,7 @@ from kvz.decode.policies.lowbit import LowBit
 from kvz.kernels.attention import attention
 from kvz.kernels.attention_sum import column_sum_heads
 from kvz.kernels.decode_plan import Rows, TailPairs, in_one_workspace, plan_decode
+from kvz.kernels.device import multiprocessors
 from kvz.kernels.flat_pairs import FlatPairs
 from kvz.kernels.kvzip_score import column_max_heads
 from kvz.kernels.page_bounds import page_bounds
@@ -74,7 +75,7 @@ def _one_layer(geometry: ModelGeometry) -> ModelGeometry:
 
 def _step_cases(geometry: ModelGeometry, layer: RaggedLayer, questions: int) -> Iterator[_Case]:
     dtype, device = layer.keys.dtype, layer.keys.device
-    parts = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+    parts = multiprocessors(device) or 1
     scale = geometry.head_dim**-0.5
     pair_bytes = geometry.pair_bytes(dtype)
     for batch in (1, questions):

@@ -22,7 +22,7 @@ __all__ = ["GEOMETRIES", "TINY", "ModelGeometry", "RandomModel", "random_archive
 
 @dataclass(frozen=True)
 class ModelGeometry:
-    """What decides how fast a model decodes: layers, heads, dimensions."""
+    """What decides how fast a model decodes: layers, heads, dimensions, and whose layers they are."""
 
     name: str
     layers: int
@@ -32,6 +32,7 @@ class ModelGeometry:
     hidden: int
     intermediate: int
     vocabulary: int
+    family: str = "Llama"
 
     @property
     def group(self) -> int:
@@ -50,8 +51,8 @@ class ModelGeometry:
 
 GEOMETRIES = {
     "llama-3.1-8b": ModelGeometry("llama-3.1-8b", 32, 32, 8, 128, 4096, 14336, 128256),
-    "qwen2.5-7b": ModelGeometry("qwen2.5-7b", 28, 28, 4, 128, 3584, 18944, 152064),
-    "mistral-7b": ModelGeometry("mistral-7b", 32, 32, 8, 128, 4096, 14336, 32768),
+    "qwen2.5-7b": ModelGeometry("qwen2.5-7b", 28, 28, 4, 128, 3584, 18944, 152064, "Qwen2"),
+    "mistral-7b": ModelGeometry("mistral-7b", 32, 32, 8, 128, 4096, 14336, 32768, "Mistral"),
 }
 TINY = ModelGeometry("tiny", 2, 6, 2, 64, 96, 128, 256)
 """For a look at whether this runs at all, on any machine."""
@@ -72,11 +73,11 @@ class RandomModel:
 
 
 def random_model(geometry: ModelGeometry, dtype: torch.dtype, device: torch.device) -> RandomModel:
-    """A Llama of this geometry with random weights."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+    """A model of this geometry with random weights."""
+    import transformers
 
     register_attention()
-    config = LlamaConfig(
+    config = getattr(transformers, f"{geometry.family}Config")(
         vocab_size=geometry.vocabulary,
         hidden_size=geometry.hidden,
         intermediate_size=geometry.intermediate,
@@ -85,13 +86,14 @@ def random_model(geometry: ModelGeometry, dtype: torch.dtype, device: torch.devi
         num_key_value_heads=geometry.kv_heads,
         head_dim=geometry.head_dim,
         max_position_embeddings=1 << 17,
+        sliding_window=None,
         attn_implementation=ATTENTION_NAME,
     )
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
         with device:
-            network = LlamaForCausalLM(config).eval()
+            network = getattr(transformers, f"{geometry.family}ForCausalLM")(config).eval()
     finally:
         torch.set_default_dtype(before)
     network = network.to(dtype)

@@ -15,6 +15,7 @@ from kvz.decode.policies.hsa import HSA
 from kvz.decode.policies.lowbit import LowBit
 from kvz.decode.policies.selection import Selector
 from kvz.kernels.decode_plan import DecodePlan, Rows, TailPairs, in_one_workspace, plan_decode
+from kvz.kernels.device import multiprocessors
 from kvz.kernels.flat_pairs import FlatPairs
 from kvz.kernels.page_scores import PageIndex, page_scores
 from kvz.kernels.plane_scores import PlaneIndex, plane_scores
@@ -60,8 +61,7 @@ class DenseStep:
 
 
 def _plan(layer: RaggedLayer, rows: Rows, capacity: int) -> DecodePlan:
-    device = layer.keys.device
-    parts = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else _CPU_PARTS
+    parts = multiprocessors(layer.keys.device) or _CPU_PARTS
     return plan_decode(FlatPairs(layer.keys, layer.values), layer.bounds, rows, capacity, parts)
 
 
