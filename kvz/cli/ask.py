@@ -23,6 +23,7 @@ from kvz.cli.decode_options import (
 )
 from kvz.cli.options import ArchivePath, DeviceOption, JsonOption, ModelOption, QuietOption
 from kvz.cli.questions import Question, read_questions
+from kvz.cli.signals import raise_lost
 from kvz.defaults import MAX_NEW_TOKENS
 from kvz.errors import ArchiveError, QuestionError, UsageError
 
@@ -156,7 +157,12 @@ def _ask_alone(asker: Session | Conversation, question: Question, settings: _Set
     """Ask one question and print what comes of it as it comes; False if it could not be asked."""
     _announce(question, settings, count)
     plain = PlainAnswer()
-    stream = (lambda piece: None) if settings.as_json else plain.write
+
+    def stream(piece: str) -> None:
+        raise_lost()
+        if not settings.as_json:
+            plain.write(piece)
+
     try:
         answer = asker.ask(question.text, settings.limit, settings.sampling, stream)
     except QuestionError as error:
@@ -186,6 +192,7 @@ def _ask_together(session: Session, asked: list[Question], size: int, free: bool
     answers = session.ask_all(texts, settings.limit, settings.sampling, size, reading)
     failed = 0
     for question, answer in zip(asked, answers, strict=True):
+        raise_lost()
         _announce(question, settings, len(asked))
         if isinstance(answer, QuestionError):
             failed += 1

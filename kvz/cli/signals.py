@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from typing import NoReturn
 
-__all__ = ["InterruptHandler", "is_final"]
+__all__ = ["InterruptHandler", "is_final", "raise_lost"]
 
 
 class InterruptHandler:
@@ -32,3 +32,13 @@ def is_final() -> bool:
         return True
     handler.received.clear()
     return False
+
+
+def raise_lost() -> None:
+    """Raise the KeyboardInterrupt of a signal that nothing has dealt with yet.
+
+    One that comes while Python runs a destructor or a callback of a library is printed there, and goes no further.
+    """
+    handler = signal.getsignal(signal.SIGTERM)
+    if isinstance(handler, InterruptHandler) and handler.received:
+        raise KeyboardInterrupt

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from kvz.cli import console
 from kvz.cli.answers import PlainAnswer, answer_json, failure_json, statistics
 from kvz.cli.questions import Question
-from kvz.cli.signals import is_final
+from kvz.cli.signals import is_final, raise_lost
 from kvz.errors import KvzError, OutputError, QuestionError
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ class Talk:
         before = self.conversation.turns
 
         def stream(piece: str) -> None:
+            raise_lost()
             said.append(piece)
             if not self._as_json:
                 plain.write(piece)

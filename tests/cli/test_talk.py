@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import signal
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from kvz.cli import console
 from kvz.cli.answers import say_covered
 from kvz.cli.chat import _take
 from kvz.cli.chat_commands import ChatCommands
+from kvz.cli.signals import InterruptHandler
 from kvz.cli.talk import Talk, outlives
 from kvz.decode.conversation import Conversation
 from kvz.decode.decoding import Decoding
@@ -203,3 +206,30 @@ def test_a_saved_conversation_is_replaced_only_when_that_is_asked_for(
     commands.run(f"/save! {tmp_path}")
     commands.run("/save!")
     assert commands.failed == 3
+
+
+@pytest.mark.usefixtures("terminal")
+def test_a_signal_whose_exception_was_lost_stops_the_answer(
+    session: Session, monkeypatch: pytest.MonkeyPatch, capsys: Output
+) -> None:
+    """As when it comes inside a destructor, where Python prints it and goes on."""
+    handler, take = InterruptHandler(), Growing.take
+
+    def interrupted(growing: Growing, logits: object) -> str:
+        if len(growing.ids) == 4:
+            with suppress(KeyboardInterrupt):
+                handler(signal.SIGINT, None)
+        return take(growing, logits)  # type: ignore[arg-type]
+
+    before = signal.signal(signal.SIGTERM, handler)
+    try:
+        talk, _ = talk_of(session)
+        with monkeypatch.context() as patched:
+            patched.setattr(Growing, "take", interrupted)
+            talk.turn("Where is the key?")
+        assert "answer stopped" in capsys.readouterr().err
+        assert talk.conversation.turns == 1
+        talk.turn("Why?")
+        assert "answer stopped" not in capsys.readouterr().err
+    finally:
+        signal.signal(signal.SIGTERM, before)
