@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -57,6 +58,11 @@ def spawn(*arguments: str, **options: Any) -> subprocess.Popen[bytes]:
     """Start `kvz` in a process of its own, its streams piped unless told otherwise."""
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": ENVIRONMENT}
     return subprocess.Popen([*COMMAND, *arguments], **{**pipes, **options})
+
+
+def react_to_interrupts() -> None:
+    """As in a foreground process, whatever the tests were started from: a `preexec_fn`."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def finish(process: subprocess.Popen[bytes]) -> Outcome:

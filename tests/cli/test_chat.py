@@ -16,7 +16,7 @@ import kvz
 from kvz.decode.conversation import Conversation
 from kvz.models.language_model import LanguageModel
 from tests.cli.conftest import Run
-from tests.cli.harness import TIMEOUT, spawn
+from tests.cli.harness import TIMEOUT, react_to_interrupts, spawn
 from tests.tiny import make_model_folder
 
 TURNS = ["Where is the key?", "Who keeps it?", "Why?", "Where is the key?"]
@@ -165,7 +165,8 @@ def test_ctrl_c_in_a_terminal_stops_an_answer_and_not_the_chat(tmp_path: Path) -
     archive = tmp_path / "a.kvz"
     kvz.compress("All work and no play. " * 9, str(folder), ratio=0.5, device="cpu", dtype="float32").save(archive)
     master, slave = pty.openpty()
-    chat = spawn("chat", str(archive), "--max-new-tokens", "16000", stdin=slave, stdout=slave, stderr=slave)
+    options = {"stdin": slave, "stdout": slave, "stderr": slave, "preexec_fn": react_to_interrupts}
+    chat = spawn("chat", str(archive), "--max-new-tokens", "16000", **options)
     seen = b""
 
     def wait_for(text: bytes, after: int = 0) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.harness import ENVIRONMENT, TIMEOUT, finish, spawn
+from tests.cli.harness import ENVIRONMENT, TIMEOUT, finish, react_to_interrupts, spawn
 from tests.tiny import make_model_folder
 
 SHOW_CURSOR = b"\x1b[?25h"
@@ -65,11 +65,6 @@ def terminal() -> Iterator[Terminal]:
     yield opened
     os.close(opened.master)
     os.close(opened.slave)
-
-
-def react_to_interrupts() -> None:
-    """As in a foreground process, whatever the tests were started from."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @pytest.mark.parametrize(("number", "phase"), [(signal.SIGINT, b"score"), (signal.SIGTERM, b"prefill")])

@@ -42,15 +42,15 @@ def test_names_that_are_no_text_can_be_written(tmp_path: Path, tiny: LanguageMod
     runs = [make_run(tmp_path / os.fsdecode(b"run\xff") / name / "r\udcff", config) for name in "ab"]
     assert results_of(runs[0]).setup["data"].startswith("bad\ufffd.jsonl (")
     both = compared(runs)
-    assert {cell["method"] for cell in both.cells} == {"r\ufffd-1 kvzip@0.3", "r\ufffd-2 kvzip@0.3"}
+    assert {cell["method"] for cell in both.cells} == {"kvzip@0.3 (r\ufffd-1)", "kvzip@0.3 (r\ufffd-2)"}
     write_report(tmp_path / "both", both)
-    assert "r\ufffd-1 kvzip" in (tmp_path / "both" / "report.html").read_text()
+    assert "kvzip@0.3 (r\ufffd-1)" in (tmp_path / "both" / "report.html").read_text()
 
 
 def test_runs_have_names_of_their_own(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / name) for name in ("x/a", "y/a", "z/a-1", "z/b")]
     methods = [cell["method"] for cell in compared(runs).cells]
-    assert methods == [f"{name} kvzip@0.3" for name in ("a-2", "a-3", "a-1", "b")]
+    assert methods == [f"kvzip@0.3 ({name})" for name in ("a-2", "a-3", "a-1", "b")]
 
 
 @pytest.mark.parametrize(("found", "said"), [(5, "qa 5"), (3, "qa 3 (5 asked for)")])
