@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Optional
 import typer
 
 from kvz.cli import console
-from kvz.cli.answers import PlainAnswer, answer_json, failure_json, say_compiling, say_covered, show_answer, statistics
+from kvz.cli.answers import PlainAnswer, answer_json, failure_json, show_answer, statistics
 from kvz.cli.decode_options import (
     BudgetOption,
+    CompileOption,
     MaxNewTokensOption,
     NoVerifyOption,
     PageSizeOption,
@@ -21,6 +22,7 @@ from kvz.cli.decode_options import (
     TopKOption,
     TopPOption,
 )
+from kvz.cli.open_session import check_compile, open_session
 from kvz.cli.options import ArchivePath, DeviceOption, JsonOption, ModelOption, QuietOption
 from kvz.cli.questions import Question, read_questions
 from kvz.cli.signals import raise_lost
@@ -69,6 +71,7 @@ def ask(
         ),
     ] = "1",
     device: DeviceOption = "auto",
+    compile_steps: CompileOption = False,
     no_verify: NoVerifyOption = False,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
@@ -86,7 +89,7 @@ def ask(
     _refuse_mistakes(archive, asked, as_json)
     if file is None and turns is None and len(asked) > 1 and not quiet and all(_is_word(q.text) for q in asked):
         console.note(f"kvz: {len(asked)} questions of one word each; a question of several words needs quotes")
-    from kvz.archive import load, model_of
+    from kvz.archive import load
     from kvz.cache.index import check_page_size
     from kvz.decode.batch import automatic_size
     from kvz.decode.conversation import Conversation
@@ -97,11 +100,10 @@ def ask(
     decoding = Decoding(policy, budget, check_page_size(page_size))
     settings = _Settings(max_new_tokens, Sampling(temperature, top_p, top_k, seed), as_json, quiet)
     check_max_new_tokens(max_new_tokens)
+    check_compile(compile_steps, device)
     loaded = load(archive, verify=not no_verify)
     progress = console.terminal_progress(quiet)
-    session = loaded.session(model_of(loaded.manifest, model, device, progress), decoding)
-    say_covered(budget, session.policy, progress.say)
-    say_compiling(session, progress)
+    session = open_session(loaded, decoding, model, device, compile_steps, progress)
     if slots != 1 and len(asked) > 1:
         size = slots or automatic_size(session, [question.text for question in asked], max_new_tokens)
         failed = _ask_together(session, asked, min(size, len(asked)), policy == "auto", settings)

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 import typer
 
 from kvz.cli import console
-from kvz.cli.answers import say_compiling, say_covered
 from kvz.cli.chat_commands import ChatCommands
 from kvz.cli.decode_options import (
     BudgetOption,
+    CompileOption,
     MaxNewTokensOption,
     NoVerifyOption,
     PageSizeOption,
@@ -22,6 +22,7 @@ from kvz.cli.decode_options import (
     TopKOption,
     TopPOption,
 )
+from kvz.cli.open_session import check_compile, open_session
 from kvz.cli.options import ArchivePath, DeviceOption, JsonOption, ModelOption, QuietOption
 from kvz.cli.signals import is_final
 from kvz.cli.talk import Talk, outlives
@@ -45,6 +46,7 @@ def chat(
     budget: BudgetOption = None,
     page_size: PageSizeOption = None,
     device: DeviceOption = "auto",
+    compile_steps: CompileOption = False,
     no_verify: NoVerifyOption = False,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
@@ -57,7 +59,7 @@ def chat(
         raise UsageError("an archive is memory-mapped and cannot come through a pipe; give a file")
     if sys.stdin is None:
         raise UsageError("standard input is closed; there is nothing to answer")
-    from kvz.archive import load, model_of
+    from kvz.archive import load
     from kvz.cache.index import check_page_size
     from kvz.decode.conversation import Conversation
     from kvz.decode.decoding import Decoding
@@ -66,11 +68,10 @@ def chat(
 
     decoding, sampling = Decoding(policy, budget, check_page_size(page_size)), Sampling(temperature, top_p, top_k, seed)
     check_max_new_tokens(max_new_tokens)
+    check_compile(compile_steps, device)
     loaded = load(archive, verify=not no_verify)
     progress = console.terminal_progress(quiet)
-    session = loaded.session(model_of(loaded.manifest, model, device, progress), decoding)
-    say_covered(budget, session.policy, progress.say)
-    say_compiling(session, progress)
+    session = open_session(loaded, decoding, model, device, compile_steps, progress)
     talk = Talk(Conversation(session), max_new_tokens, sampling, as_json, quiet)
     commands = ChatCommands(talk.conversation, decoding, talk.turns, quiet)
     if sys.stdin.isatty() and not quiet:

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
-__all__ = ["ATTENTION_NAME", "PairStore", "Told", "WatchingStore", "register_attention"]
+__all__ = ["ATTENTION_NAME", "PairStore", "Told", "WatchingStore", "hide_attention_from_compiler", "register_attention"]
 
 ATTENTION_NAME = "kvz"
 
@@ -61,6 +62,11 @@ def register_attention() -> None:
     """Make `attn_implementation="kvz"` known to transformers; doing it again changes nothing."""
     AttentionInterface.register(ATTENTION_NAME, _attend)
     AttentionMaskInterface.register(ATTENTION_NAME, _no_mask)
+
+
+def hide_attention_from_compiler() -> None:
+    """Let torch's compiler call the attention function as it is, rather than look into the pair stores."""
+    AttentionInterface.register(ATTENTION_NAME, torch.compiler.disable(_attend))
 
 
 def _attend(

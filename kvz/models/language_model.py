@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from kvz.errors import ModelError, UsageError
 from kvz.geometry import Geometry
 from kvz.models.attention import ATTENTION_NAME, PairStore, WatchingStore, register_attention
+from kvz.models.compiled_layers import check_compiles, compile_layers
 from kvz.models.forward import network_inputs, step_logits
 from kvz.models.fused_norm import can_fuse, fuse_norms
 from kvz.models.identity import ModelIdentity, identify_model
@@ -107,6 +108,14 @@ class LanguageModel:
         finally:
             for hook in hooks:
                 hook.remove()
+
+    def compile_steps(self) -> None:
+        """From now on, let torch's compiler run passes of one token a sequence; the first one takes tens of seconds.
+
+        Raises UsageError for a model that is not on a GPU.
+        """
+        check_compiles(self.device)
+        compile_layers(self.network)
 
     def output_projection(self, layer: int) -> Tensor:
         """W_o of a layer, cut by query head: `[hidden, Hq, D]`.

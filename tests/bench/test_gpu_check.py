@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -30,6 +31,16 @@ def test_sections_print_as_they_end_and_leave_numbers(tmp_path: Path, capsys: py
     out = capsys.readouterr().out
     assert out.index("-- smallest ended") < out.index("-- decode ended") < out.index("-- loading ended")
     assert "times_full" in out
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch's compiler needs one for C++ on a CPU")
+def test_compiled_steps_beside_plain_ones(tmp_path: Path) -> None:
+    path = tmp_path / "gpu.json"
+    options = ["--device", "cpu", "--model", "tiny", "--tokens", "512", "--json", str(path)]
+    assert main([*options, "--sections", "compiled"]) == 0
+    plain, compiled = json.loads(path.read_text())["sections"]["compiled"]
+    assert (plain["steps"], compiled["steps"]) == ("plain", "compiled")
+    assert compiled["passed"]
 
 
 def test_a_section_that_fails_leaves_the_others(

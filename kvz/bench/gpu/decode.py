@@ -18,7 +18,7 @@ from kvz.decode.step.graph import StepGraph
 from kvz.decode.step.reader import StepReader, StepRoom
 from kvz.decode.step.state import StepState
 
-__all__ = ["decode_rows"]
+__all__ = ["decode_rows", "graph_of"]
 
 _PREFIX = 30
 _CAPACITY = 512
@@ -81,14 +81,25 @@ def _cases(
                 yield _Case(f"r = 0.3, {policy}@{budget}", batch, reading.steps, batch * read)
 
 
+def graph_of(
+    model: RandomModel,
+    geometry: ModelGeometry,
+    archive: RaggedCache,
+    batch: int,
+    reader: Callable[[StepRoom], StepReader],
+) -> StepGraph:
+    """Steps of `batch` questions over an archive, as they are after a question of some tokens."""
+    state = StepState.make(geometry.shapes, batch, _CAPACITY, model.dtype, model.device)
+    room = StepRoom(batch, geometry.group, _CAPACITY, model.dtype)
+    graph = StepGraph(model, archive, reader(room), state, DeviceSampler(Sampling(), model.device))
+    state.begin([1] * batch, [_QUESTION] * batch, archive.logical_length)
+    return graph
+
+
 def _measured(
     model: RandomModel, geometry: ModelGeometry, archive: RaggedCache, case: _Case, weights: int
 ) -> dict[str, Any]:
-    state = StepState.make(geometry.shapes, case.batch, _CAPACITY, model.dtype, model.device)
-    reader = case.reader(StepRoom(case.batch, geometry.group, _CAPACITY, model.dtype))
-    sampler = DeviceSampler(Sampling(), model.device)
-    graph = StepGraph(model, archive, reader, state, sampler)
-    state.begin([1] * case.batch, [_QUESTION] * case.batch, archive.logical_length)
+    graph = graph_of(model, geometry, archive, case.batch, case.reader)
     if model.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     graph.step()

@@ -85,9 +85,11 @@ class StepGraph:
     @torch.inference_mode()
     def run_eagerly(self) -> None:
         """What a step does, launch by launch."""
-        state = self.state
-        logits = self._model.step(state.ids, state.positions, self._store)
-        state.advance(self._sampler.choose(logits))
+        self.state.advance(self._sampler.choose(self.logits()))
+
+    def logits(self) -> Tensor:
+        """Logits of the tokens that the next step feeds, `[B,vocabulary]` float32; the state stays as it is."""
+        return self._model.step(self.state.ids, self.state.positions, self._store)
 
     @torch.inference_mode()  # as recording is: a generator's own tensors are filled in at every replay
     def _launch(self) -> None:
