@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any, cast
 
 from kvz.bench.cell_run import Part
-from kvz.bench.fidelity_report import interval
+from kvz.bench.mean_interval import mean_interval
 from kvz.bench.plan import Planned
 from kvz.bench.report.cell import Cell
 
@@ -19,8 +19,8 @@ _PHASES = ("prefill", "score", "write", "load", "first_token", "token")
 def cell_of(planned: Planned, parts: Sequence[Part], weight_bytes: int, bandwidth: float) -> Cell:
     """The cell that the parts of all contexts make; `bandwidth` in bytes a second.
 
-    The score is the mean over contexts of the mean over a context's questions, its interval a bootstrap over contexts,
-    or over questions where there is but one context. Without two values there is none.
+    The score is the mean over contexts of the mean over a context's questions, its interval one over contexts, or
+    over questions where there is but one context. Without two values there is none.
     """
     scores = [fmean(part["scores"]) for part in parts]
     of_interval = scores if len(scores) > 1 else parts[0]["scores"]
@@ -83,10 +83,8 @@ def _is_needle(planned: Planned, part: Part) -> bool:
 
 
 def _bounds(values: Sequence[float]) -> dict[str, float]:
-    if len(values) < 2:
-        return {}
-    _, low, high = interval(values)
-    return {"score_low": round(low, 6), "score_high": round(high, 6)}
+    found = mean_interval(values)
+    return {} if found is None else {"score_low": round(found[0], 6), "score_high": round(found[1], 6)}
 
 
 def _mean_of(parts: Sequence[Part], name: str) -> float:

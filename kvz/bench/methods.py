@@ -21,7 +21,7 @@ from kvz.errors import UsageError
 from kvz.recipe import Recipe, make_recipe
 from kvz.scoring.registry import METHODS, method_options
 
-__all__ = ["BUDGET", "FULL", "REPEAT_KV", "Method", "method_names", "numbers_left_out", "parse_methods"]
+__all__ = ["BUDGET", "FULL", "REPEAT_KV", "Method", "method_names", "numbers_left_out", "parse_methods", "same_methods"]
 
 BUDGET = 256
 """Pairs of a head that a step reads, where nothing else is said."""
@@ -114,15 +114,27 @@ def parse_methods(specs: Iterable[str], ratios: Sequence[float] = (), budgets: S
     Those that compress take the `ratios`, or, if there are budgets but no ratios, the budgets as pairs a head kept.
     Raises UsageError for names that do not exist, with the nearest that do, and for numbers that make no sense.
     """
-    given = _Numbers(tuple(ratios), tuple(budgets))
-    found = [method for spec in specs for method in _parse(spec.strip(), given)]
-    for method in found:
+    named = _named_methods(specs, ratios, budgets)
+    for method, _ in named:
         method.recipe()
         method.decoding()
-    unique: dict[Method, Method] = {}  # two names can mean the same
-    for method in found:
-        unique.setdefault(replace(method, label=""), method)
-    return list(unique.values())
+    return [method for method, first in named if method is first]
+
+
+def same_methods(specs: Iterable[str], ratios: Sequence[float] = (), budgets: Sequence[int] = ()) -> dict[str, str]:
+    """Labels that mean what a label before them means, such as default@0.3 and kvzip-rms@0.3; that one is measured."""
+    named = _named_methods(specs, ratios, budgets)
+    return {method.label: first.label for method, first in named if method.label != first.label}
+
+
+def _named_methods(
+    specs: Iterable[str], ratios: Sequence[float], budgets: Sequence[int]
+) -> list[tuple[Method, Method]]:
+    """The methods that are named, each with the first one that is the same."""
+    given = _Numbers(tuple(ratios), tuple(budgets))
+    first: dict[Method, Method] = {}
+    found = [method for spec in specs for method in _parse(spec.strip(), given)]
+    return [(method, first.setdefault(replace(method, label=""), method)) for method in found]
 
 
 def numbers_left_out(specs: Iterable[str]) -> set[str]:

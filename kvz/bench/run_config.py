@@ -34,6 +34,9 @@ class _Config(Struct):
     protocol: str
     data: _File | None
     texts: _File | None
+    tokenizer: str = ""
+    template: str | None = None
+    head_scores: dict[str, str] = {}
 
 
 def check_config(config: dict[str, Any]) -> None:

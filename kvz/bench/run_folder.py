@@ -29,6 +29,7 @@ from kvz.format.atomic import atomic_file, output_error
 __all__ = ["RunFolder", "read_run"]
 
 _LOCK = ".lock"
+_OF_RESULTS = ("machine", "device", "kvz", "commit")  # what results and times can depend on, of a start
 
 
 class RunFolder:
@@ -84,6 +85,16 @@ class RunFolder:
         """Note what the run is made on from here on."""
         starts = environments(self.path).good
         _write(self.path / ENVIRONMENT, [*starts, dict(environment)])
+
+    def differences(self, environment: Mapping[str, Any]) -> list[str]:
+        """In what the last start was made on something else than a new one in this `environment`; empty at first."""
+        starts = environments(self.path).good
+        last = starts[-1] if starts else environment
+        return [
+            f"{name} was {_shown(last.get(name))} before and is {_shown(environment.get(name))}"
+            for name in _OF_RESULTS
+            if last.get(name) != environment.get(name)
+        ]
 
     def _open(self, config: Mapping[str, Any], anew: bool, planned: Mapping[Key, int] | None) -> None:
         wanted = json.loads(json.dumps(config))

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from kvz.bench.contexts import shown
+from kvz.bench.documents import EXAMPLES
 from kvz.bench.file_names import plain_name
-from kvz.bench.methods import Method, numbers_left_out, parse_methods
+from kvz.bench.methods import Method, numbers_left_out, parse_methods, same_methods
 from kvz.bench.plan import AUTO, check_protocol
 from kvz.bench.tasks.registry import make_task, needs_data, takes_texts
 from kvz.bench.tasks.task import Task
-from kvz.errors import UsageError
+from kvz.errors import ScoringError, UsageError
 from kvz.models.language_model import LanguageModel
+from kvz.scoring.head_methods import KVzipHead
+from kvz.scoring.head_scores import find_head_scores
 from kvz.version import __version__
 
 __all__ = ["Settings", "config_of", "make_settings"]
@@ -34,7 +38,8 @@ class Settings:
     """Tasks, methods, lengths in tokens, contexts of each task, and how questions are asked.
 
     `names` are the tasks as they were asked for. A task read from a file may add its data set to that, as
-    "longbench-hotpotqa"; `samples` goes by the tasks' own names.
+    "longbench-hotpotqa"; `samples` goes by the tasks' own names. `same` are methods that are left out, and those which
+    they are another name of.
     """
 
     names: tuple[str, ...]
@@ -46,6 +51,7 @@ class Settings:
     protocol: str = AUTO
     data: Path | None = None
     texts: Path | None = None
+    same: Mapping[str, str] = field(default_factory=dict)
 
 
 def make_settings(
@@ -90,15 +96,20 @@ def make_settings(
         protocol=protocol,
         data=data,
         texts=texts,
+        same=same_methods(methods or _METHODS, ratios, budgets),
     )
 
 
 def config_of(settings: Settings, model: LanguageModel) -> dict[str, Any]:
     """All that shapes the results, for config.json. Files are named without their folders, with a digest."""
+    prints = model.identity.fingerprints
+    texts = settings.texts or (EXAMPLES if any(map(takes_texts, settings.names)) else None)
     return {
         "kvz": __version__,
         "model": shown(model.source.id),
-        "fingerprint": model.identity.fingerprints.model,
+        "fingerprint": prints.model,
+        "tokenizer": prints.tokenizer,
+        "template": prints.template,
         "dtype": model.dtype_name,
         "device": model.device.type,
         "tasks": list(settings.names),
@@ -108,8 +119,21 @@ def config_of(settings: Settings, model: LanguageModel) -> dict[str, Any]:
         "seed": settings.seed,
         "protocol": settings.protocol,
         "data": _named(settings.data),
-        "texts": _named(settings.texts),
+        "texts": _named(texts),
+        "head_scores": _head_scores(settings.methods, model),
     }
+
+
+def _head_scores(methods: Sequence[Method], model: LanguageModel) -> dict[str, str]:
+    """Digests of what head-level methods go by: a model can be calibrated again. Without scores their cells fail."""
+    found: dict[str, str] = {}
+    for method in methods:
+        scoring = method.recipe().method
+        if isinstance(scoring, KVzipHead):
+            with contextlib.suppress(ScoringError):
+                scores = find_head_scores(model.identity, scoring.head_scores, scoring.kinds)
+                found[scoring.name] = scores.digest(model.geometry)
+    return found
 
 
 def _check_numbers(methods: Sequence[str], ratios: Sequence[float], budgets: Sequence[int]) -> None:

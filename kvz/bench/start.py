@@ -48,7 +48,10 @@ class Run:
             return
         model, settings = self.model, self.settings
         bandwidth = device_bandwidth(model.device)
-        self.folder.add_environment(describe_environment(model, bandwidth))
+        environment = describe_environment(model, bandwidth)
+        for difference in self.folder.differences(environment):
+            say(f"kvz: {difference}: results of both are in this run")
+        self.folder.add_environment(environment)
         bench = Bench(
             model=model,
             folder=self.folder,

@@ -6,17 +6,20 @@ Run by `scripts/bench tables RUN`. It measures nothing: it reads the run's folde
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
+from typing import cast
 
 from kvz.bench.pages import fill_place
-from kvz.bench.report.cell import Cell, distinct, family_of, is_full, measured
+from kvz.bench.report.cell import Cell, distinct, is_full, measured, series_of
+from kvz.bench.report.render import plain_markdown
 from kvz.bench.write_report import results_of
 from kvz.cli.console import emit
 from kvz.errors import UsageError
 
-__all__ = ["lines_of", "main", "orders_of"]
+__all__ = ["lines_of", "main"]
 
 _SAID = ("model", "machine", "contexts", "protocol", "seed", "data", "kvz")
 
@@ -26,16 +29,25 @@ class _Kind:
     """Methods that share what a column stands for."""
 
     title: str
-    name: str
+    column: str
+    has: tuple[str, ...]
 
-    def number(self, cell: Cell) -> float | None:
-        """The column of a cell; None for cells of the other kind."""
-        other = "budget" if self.name == "ratio" else "ratio"
-        value = cell.get(self.name)
-        return float(value) if isinstance(value, (int, float)) and cell.get(other) is None else None
+    def holds(self, cell: Cell) -> bool:
+        """Whether a measured cell is of this kind."""
+        return not is_full(cell) and {name for name in ("ratio", "budget") if cell.get(name) is not None} == set(
+            self.has
+        )
+
+    def place(self, cell: Cell) -> tuple[str, float]:
+        """The row and the column of a cell."""
+        return series_of(cell), float(cast("dict[str, float]", cell)[self.column])
 
 
-_KINDS = (_Kind("share of pairs kept", "ratio"), _Kind("pairs of a head that a step reads", "budget"))
+_KINDS = (
+    _Kind("share of pairs kept", "ratio", ("ratio",)),
+    _Kind("pairs of a head that a step reads", "budget", ("budget",)),
+    _Kind("pairs of a head that a step reads, of the share kept", "budget", ("ratio", "budget")),
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -47,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     try:
         results = results_of(options.run)
-        said = "; ".join(f"{name}: {results.setup[name]}" for name in _SAID if name in results.setup)
+        said = "; ".join(f"{name}: {plain_markdown(results.setup[name])}" for name in _SAID if name in results.setup)
         lines = [said, "", *lines_of(results.cells)]
         if options.into is not None:
             fill_place(options.into, options.place or options.run.name, lines)
@@ -59,35 +71,46 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def lines_of(cells: Sequence[Cell]) -> list[str]:
     """Markdown: for each task a table of each kind, "score / KL", then the methods in the order of their mean KL."""
+    blocks = _blocks(measured(cells))
     lines: list[str] = []
-    for task, length in distinct([(cell["task"], cell["length"]) for cell in measured(cells)]):
-        block = [cell for cell in cells if (cell["task"], cell["length"]) == (task, length)]
+    for name, block in blocks.items():
         full = next((cell for cell in block if is_full(cell)), None)
         told = f", full cache {full['score']:.2f}" if full else ""
         for kind in _KINDS:
-            lines += _table(f"{task}, {length:,} tokens{told}: score / KL by {kind.title}", block, kind)
+            found = {kind.place(cell): cell for cell in block if kind.holds(cell)}
+            lines += _table(f"{plain_markdown(name)}{told}: score / KL by {kind.title}", found)
     for kind in _KINDS:
-        lines += orders_of(cells, kind.name, kind.title)
+        lines += _orders(blocks, kind)
     return lines
 
 
-def orders_of(cells: Sequence[Cell], name: str, title: str) -> list[str]:
+def _orders(blocks: Mapping[str, Sequence[Cell]], kind: _Kind) -> list[str]:
     """A line for each task: methods by their mean KL over the columns that all of them have, the nearest first."""
-    kind, lines = _Kind(title, name), []
-    for task, length in distinct([(cell["task"], cell["length"]) for cell in measured(cells)]):
-        found = _by_place([cell for cell in cells if (cell["task"], cell["length"]) == (task, length)], kind)
+    lines = []
+    for name, block in blocks.items():
+        found = {kind.place(cell): cell for cell in block if kind.holds(cell) and cell.get("kl") is not None}
         methods, columns = _axes(found)
         shared = [column for column in columns if all((method, column) in found for method in methods)]
         if len(methods) < 2 or not shared:
             continue
-        mean = {m: sum(found[m, column].get("kl") or 0.0 for column in shared) / len(shared) for m in methods}
+        mean = {m: fmean(found[m, column]["kl"] or 0.0 for column in shared) for m in methods}
         order = ", ".join(f"{method} {mean[method]:.3f}" for method in sorted(methods, key=mean.__getitem__))
-        lines.append(f"- {task}, mean KL at {', '.join(f'{column:.15g}' for column in shared)}: {order}")
-    return [f"**Order by {title}**", "", *lines, ""] if lines else []
+        at = ", ".join(f"{column:.15g}" for column in shared)
+        lines.append(f"- {plain_markdown(name)}: mean KL at {at}: {order}")
+    return [f"**Order by {kind.title}**", "", *lines, ""] if lines else []
 
 
-def _table(title: str, cells: Sequence[Cell], kind: _Kind) -> list[str]:
-    found = _by_place(cells, kind)
+def _blocks(cells: Sequence[Cell]) -> dict[str, list[Cell]]:
+    """The cells of each task and length; of each protocol, too, which is named where there are several."""
+    several = len({cell["protocol"] for cell in cells}) > 1
+    blocks: dict[str, list[Cell]] = {}
+    for cell in cells:
+        protocol = f", {cell['protocol']}" if several else ""
+        blocks.setdefault(f"{cell['task']}{protocol}, {cell['length']:,} tokens", []).append(cell)
+    return blocks
+
+
+def _table(title: str, found: Mapping[tuple[str, float], Cell]) -> list[str]:
     methods, columns = _axes(found)
     if not found:
         return []
@@ -97,13 +120,7 @@ def _table(title: str, cells: Sequence[Cell], kind: _Kind) -> list[str]:
     return [*lines, ""]
 
 
-def _by_place(cells: Sequence[Cell], kind: _Kind) -> dict[tuple[str, float], Cell]:
-    """Measured cells of a kind by method and column."""
-    numbered = [(cell, kind.number(cell)) for cell in measured(cells) if not is_full(cell)]
-    return {(family_of(cell), number): cell for cell, number in numbered if number is not None}
-
-
-def _axes(found: dict[tuple[str, float], Cell]) -> tuple[list[str], list[float]]:
+def _axes(found: Mapping[tuple[str, float], Cell]) -> tuple[list[str], list[float]]:
     """Methods as they come, and columns: the largest share first, the smallest budget first."""
     columns = sorted({column for _, column in found}, key=lambda column: -column if column <= 1 else column)
     return distinct([method for method, _ in found]), columns

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 from kvz.bench.file_names import plain_name
 from kvz.bench.report.canvas import Picture
-from kvz.bench.report.cell import Cell, measured
+from kvz.bench.report.cell import Cell, measured, where_of
 from kvz.bench.report.page import report_page
 from kvz.bench.report.plots import draw_pictures
-from kvz.bench.report.render import csv_of, markdown_of
+from kvz.bench.report.render import csv_of, markdown_of, plain_markdown
 from kvz.bench.report_files import PICTURES, holds_report, remove_pictures
 from kvz.bench.run_config import is_run
 from kvz.bench.run_folder import read_run
 from kvz.errors import UsageError
 from kvz.format.atomic import atomic_file, output_error
 
-__all__ = ["Results", "check_folder", "check_target", "compared", "notes_of", "results_of", "write_report"]
+__all__ = ["Results", "check_target", "compared", "notes_of", "results_of", "write_report"]
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def compared(paths: Sequence[Path]) -> Results:
 def notes_of(cells: Sequence[Cell]) -> list[str]:
     """What is to be said of some cells beside their numbers."""
     return [
-        f"{cell['method']} on {cell['task']}, {cell['length']:,} tokens: {note}"
+        f"{where_of(cell, cells)}: {note}"
         for cell in measured(cells)
         if (note := cast("Mapping[str, Any]", cell).get("note"))
     ]
@@ -71,20 +71,20 @@ def write_report(folder: Path, results: Results) -> list[str]:
     """
     notes = {"notes": "; ".join(notes)} if (notes := notes_of(results.cells)) else {}
     setup = {**results.setup, **notes}
-    told = "\n".join(f"- {name}: {value}" for name, value in setup.items())
+    told = "\n".join(f"- {plain_markdown(name)}: {plain_markdown(value)}" for name, value in setup.items())
     pictures = _pictures(results.cells)
     texts = {
         "table.md": f"{markdown_of(results.cells)}\n{told}\n",
         "table.csv": csv_of(results.cells),
         "report.html": report_page(results.cells, setup, "kvz bench", pictures),
     }
-    check_folder(folder)
+    _check_folder(folder)
     drawn = {f"{picture.name}.svg": picture.svg for picture in pictures or ()}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
             _write(folder / name, text)
-        check_folder(folder / PICTURES)
+        _check_folder(folder / PICTURES)
         remove_pictures(folder, drawn)
         if drawn:
             (folder / PICTURES).mkdir(exist_ok=True)
@@ -95,7 +95,7 @@ def write_report(folder: Path, results: Results) -> list[str]:
     return list(texts)
 
 
-def check_folder(path: Path) -> None:
+def _check_folder(path: Path) -> None:
     """Raise UsageError if a path that is to be a folder is something else."""
     if path.exists() and not path.is_dir():
         raise UsageError(f"{path} is a file, where a report needs a folder; give another --out")
@@ -103,7 +103,7 @@ def check_folder(path: Path) -> None:
 
 def check_target(path: Path) -> None:
     """Raise UsageError if a path that a report is to go to is no folder, or a folder of something else."""
-    check_folder(path)
+    _check_folder(path)
     if path.is_dir() and any(path.iterdir()) and not is_run(path) and not holds_report(path):
         raise UsageError(f"{path} is not empty and holds neither a run nor a report; give another --out")
 
@@ -125,20 +125,19 @@ def _setup(
     config: Mapping[str, Any], environments: Sequence[Mapping[str, Any]], cells: Sequence[Mapping[str, Any]]
 ) -> dict[str, str]:
     """What a report says of a run, as names and texts."""
-    last = environments[-1] if environments else {}
     samples = config.get("samples", {})
     said = {
         "model": f"{config.get('model')}, {config.get('dtype')}",
-        "machine": last.get("machine"),
-        "device": last.get("device"),
-        "memory is read at": _rate(last.get("read_bandwidth_gb_s")),
+        "machine": _of_starts(environments, lambda start: start.get("machine")),
+        "device": _of_starts(environments, lambda start: start.get("device")),
+        "memory is read at": _of_starts(environments, lambda start: _rate(start.get("read_bandwidth_gb_s"))),
         "contexts": ", ".join(_contexts(name, count, cells) for name, count in samples.items()),
         "protocol": config.get("protocol"),
         "seed": config.get("seed"),
         "data": _file(config.get("data")),
         "texts": _file(config.get("texts")),
-        "kvz": " ".join(filter(None, (last.get("kvz"), _commit(last.get("commit"))))),
-        "date": last.get("started"),
+        "kvz": _of_starts(environments, _version),
+        "date": _of_starts(environments, lambda start: start.get("started")),
     }
     return {name: str(value) for name, value in said.items() if value not in (None, "", "None")}
 
@@ -150,6 +149,15 @@ def _contexts(task: str, asked: int, cells: Sequence[Mapping[str, Any]]) -> str:
         return f"{task} {asked}"
     least, most = min(found), max(found)
     return f"{task} {least if least == most else f'{least} to {most}'} ({asked} asked for)"
+
+
+def _of_starts(starts: Sequence[Mapping[str, Any]], read: Callable[[Mapping[str, Any]], str | None]) -> str:
+    """What was the case at each start of a run, each once."""
+    return ", then ".join(dict.fromkeys(filter(None, map(read, starts))))
+
+
+def _version(start: Mapping[str, Any]) -> str:
+    return " ".join(filter(None, (start.get("kvz"), _commit(start.get("commit")))))
 
 
 def _rate(value: object) -> str | None:

@@ -153,6 +153,8 @@ def _run(
 
     say = (lambda message: None) if quiet else console.note
     model = load_model(name, device, dtype, console.terminal_progress(quiet).say)
+    for left_out, first in settings.same.items():
+        say(f"kvz: {left_out} is {first} by another name, and is measured once")
     path = _new_folder() if out is None else out
     with start_run(settings, model, path, force) as run:
         for line in run.folder.corrupt:

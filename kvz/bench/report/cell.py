@@ -12,11 +12,13 @@ __all__ = [
     "Problem",
     "distinct",
     "family_of",
+    "in_common",
     "is_full",
     "measured",
     "problems_of",
     "seconds_of",
     "series_of",
+    "where_of",
 ]
 
 _FULL = "full"
@@ -88,6 +90,12 @@ def problems_of(cells: Sequence[Cell]) -> list[Problem]:
     return [_problem(cell) for cell in cells if id(cell) not in having]
 
 
+def where_of(cell: Cell, cells: Sequence[Cell]) -> str:
+    """A cell in words, with its protocol where `cells` have several."""
+    protocol = f", {cell['protocol']}" if len({c["protocol"] for c in cells}) > 1 else ""
+    return f"{cell['method']} on {cell['task']}, {cell['length']:,} tokens{protocol}"
+
+
 def is_full(cell: Cell) -> bool:
     """Whether a cell is of the full cache, which the others are compared with."""
     return _named(cell)[0].partition("@")[0] == _FULL
@@ -109,6 +117,15 @@ def family_of(cell: Cell) -> str:
     """The method without any numbers."""
     method, run = _named(cell)
     return "/".join(part.partition("@")[0] for part in method.split("/")) + run
+
+
+def in_common(cells: Sequence[Cell]) -> list[Cell]:
+    """Those of tasks that every method was measured on at the same length: their means can be compared."""
+    of_length: dict[int, dict[str, set[str]]] = {}
+    for cell in cells:
+        of_length.setdefault(cell["length"], {}).setdefault(cell["method"], set()).add(cell["task"])
+    shared = {length: set.intersection(*methods.values()) for length, methods in of_length.items()}
+    return [cell for cell in cells if cell["task"] in shared[cell["length"]]]
 
 
 def distinct(keys: Sequence[Key]) -> list[Key]:

@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from kvz.bench.report.canvas import INK, Picture, legend, panels, picture_of, styles_of
-from kvz.bench.report.cell import Cell, distinct, family_of, is_full, seconds_of, series_of
+from kvz.bench.report.cell import Cell, distinct, family_of, in_common, is_full, seconds_of, series_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -60,7 +60,7 @@ def draw_bytes(cells: Sequence[Cell]) -> list[Picture]:
 
 def draw_times(cells: Sequence[Cell]) -> list[Picture]:
     """Milliseconds a token against length, a line for each method; nothing where there is but one length."""
-    cells = [c for c in cells if seconds_of(c).get("token") is not None]
+    cells = in_common([c for c in cells if seconds_of(c).get("token") is not None])
     if len(_lengths(cells)) < 2:
         return []
     methods = distinct([c["method"] for c in sorted(cells, key=lambda c: not is_full(c))])
@@ -82,7 +82,7 @@ def draw_times(cells: Sequence[Cell]) -> list[Picture]:
     axes.set(xlabel="tokens of context", ylabel="milliseconds a token", xlim=(0, None), ylim=(0, None))
     axes.xaxis.set_major_formatter("{x:,.0f}")
     legend(figure)
-    caption = "Time of each generated token after the first, mean over tasks."
+    caption = "Time of each generated token after the first, mean over the tasks that all methods have."
     return [picture_of(figure, "times", "Time a token", caption)]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from kvz.bench.report.canvas import INK, Picture, legend, panels, picture_of
-from kvz.bench.report.cell import Cell, distinct, is_full, seconds_of
+from kvz.bench.report.cell import Cell, distinct, in_common, is_full, seconds_of
 
 __all__ = ["draw_phases", "phases_of"]
 
@@ -21,7 +21,7 @@ _PHASES = {
 
 def draw_phases(cells: Sequence[Cell]) -> list[Picture]:
     """One picture of all methods and lengths, or none if no phase was timed."""
-    cells = [cell for cell in cells if any(name in seconds_of(cell) for name in _PHASES)]
+    cells = in_common([cell for cell in cells if any(name in seconds_of(cell) for name in _PHASES)])
     if not cells:
         return []
     lengths = sorted({cell["length"] for cell in cells})
@@ -38,7 +38,7 @@ def draw_phases(cells: Sequence[Cell]) -> list[Picture]:
         axes.grid(False, axis="y")
     all_axes[0].invert_yaxis()
     legend(figure)
-    caption = "Seconds of each phase up to the first token of an answer, mean over tasks."
+    caption = "Seconds of each phase up to the first token of an answer, mean over the tasks that all methods have."
     return [picture_of(figure, "phases", "Where the time goes", caption)]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvz.bench.report.cell import Cell, problems_of, seconds_of
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-__all__ = ["csv_of", "markdown_of", "print_tables"]
+__all__ = ["csv_of", "markdown_of", "plain_markdown", "print_tables"]
 
 _KEYS = ("task", "protocol", "length", "method", "ratio", "budget")
 _MEASURES = (
@@ -31,22 +31,23 @@ _MEASURES = (
     "peak_bytes",
 )
 _PHASES = ("prefill", "score", "write", "load", "first_token", "token")
-_MEANING = re.compile(r"([\\`*\[\]<>|])")  # characters that Markdown reads
+_SAID = ("contexts", "questions", "new_tokens", "policy", "note", "skipped", "error")
+_MEANING = re.compile(r"([\\`*~&\[\]<>|]|(?<![^\W_])_|_(?![^\W_]))")  # what Markdown reads; it leaves snake_case alone
 
 
 def markdown_of(cells: Sequence[Cell]) -> str:
     """All tables as Markdown, best values bold, then what was not measured and why."""
     lines = []
     for block in _all_blocks(cells):
-        lines += [f"**{_plain(block.title)}**", "", _line(["method", *map(_plain, block.columns)])]
+        lines += [f"**{plain_markdown(block.title)}**", "", _line(["method", *map(plain_markdown, block.columns)])]
         lines.append(_line(["---", *["--:"] * len(block.columns)]))
-        lines += [_line([_plain(row.method), *_bold(row)]) for row in block.rows]
+        lines += [_line([plain_markdown(row.method), *_bold(row)]) for row in block.rows]
         lines.append("")
     if problems := problems_of(cells):
-        lines += ["**Not measured**", "", _line(["task", "tokens", "method", "", "reason"]), _line(["---"] * 5)]
-        lines += [
-            _line([_plain(p.task), f"{p.length:,}", _plain(p.method), p.kind, _plain(p.reason)]) for p in problems
-        ]
+        head = ["task", "protocol", "tokens", "method", "", "reason"]
+        lines += ["**Not measured**", "", _line(head), _line(["---"] * len(head))]
+        for p in problems:
+            lines.append(_line(map(plain_markdown, (p.task, p.protocol, f"{p.length:,}", p.method, p.kind, p.reason))))
         lines.append("")
     return "\n".join(lines)
 
@@ -55,12 +56,12 @@ def csv_of(cells: Sequence[Cell]) -> str:
     """One line a cell, numbers as they are; seconds of each phase in columns of their own."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([*_KEYS, *_MEASURES, *(f"{phase}_seconds" for phase in _PHASES), "skipped", "error"])
+    writer.writerow([*_KEYS, *_MEASURES, *(f"{phase}_seconds" for phase in _PHASES), *_SAID])
     for cell in cells:
         values: dict[str, Any] = dict(cell)
         seconds = seconds_of(cell)
         row = [values.get(name) for name in (*_KEYS, *_MEASURES)] + [seconds.get(phase) for phase in _PHASES]
-        writer.writerow([*row, values.get("skipped"), values.get("error")])
+        writer.writerow([*row, *(values.get(name) for name in _SAID)])
     return out.getvalue()
 
 
@@ -70,8 +71,10 @@ def print_tables(cells: Sequence[Cell], console: Console) -> None:
 
     for block in _all_blocks(cells):
         console.print(_fitting(block, console))
+    several = len({cell["protocol"] for cell in cells}) > 1
     for problem in problems_of(cells):
-        where = f"{problem.method} on {problem.task}, {problem.length:,} tokens"
+        protocol = f", {problem.protocol}" if several else ""
+        where = f"{problem.method} on {problem.task}, {problem.length:,} tokens{protocol}"
         console.print(Text(printable(f"{where}: {problem.kind}: {problem.reason}")))
 
 
@@ -114,10 +117,10 @@ def _bold(row: Row) -> list[str]:
     return [f"**{value}**" if best else value for value, best in zip(row.values, row.best, strict=True)]
 
 
-def _plain(text: str) -> str:
+def plain_markdown(text: str) -> str:
     """Text that Markdown shows as it is, on one line."""
     return _MEANING.sub(r"\\\1", printable(" ".join(text.split())))
 
 
-def _line(values: Sequence[str]) -> str:
+def _line(values: Iterable[str]) -> str:
     return "| " + " | ".join(values) + " |"

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvz.bench.report.cell import Cell
+from kvz.bench.report.cell import Cell, in_common
 from kvz.bench.report.curves import front_of
 from kvz.bench.report.needle_map import grid_of
 from kvz.bench.report.page import report_page
@@ -161,6 +161,16 @@ def test_many_depths_are_gathered_in_tenths(matplotlib: None) -> None:
     (needle,) = [p for p in draw_pictures([make_cell(facts=facts)]) if p.name == "needle-0"]
     words = words_of(needle.svg)
     assert [word for word in words if "–" in word] == [f"{a}–{a + 10} %" for a in range(0, 100, 10)]
+
+
+def test_times_are_means_over_the_tasks_that_all_methods_have() -> None:
+    cells = [make_cell(task, 100, method) for task in ("qa", "needle") for method in ("full", "kvzip@0.3")]
+    cells += [make_cell("slow", 100, "full"), make_cell("slow", 200, "full")]
+    assert [(c["task"], c["length"]) for c in in_common(cells)] == [
+        *2 * [("qa", 100)],
+        *2 * [("needle", 100)],
+        ("slow", 200),
+    ]
 
 
 def test_phases_are_means_over_the_cells_that_timed_them() -> None:

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from kvz.bench.report.cell import Cell, family_of, problems_of, series_of
-from kvz.bench.report.render import csv_of, markdown_of, print_tables
+from kvz.bench.report.render import csv_of, markdown_of, plain_markdown, print_tables
 from kvz.bench.report.table import Block, blocks_of, summary_of
 from tests.bench.report.cells import METHODS, make_cell, make_cells
 
@@ -130,7 +130,7 @@ def test_what_was_not_measured_is_listed_with_its_reason() -> None:
         ("duo", "skipped", "no head scores"),
     ]
     assert [row.method for block in blocks_of(cells) for row in block.rows] == ["kvzip@0.3"]
-    assert "| qa | 8,192 | h2o@0.3 | failed | out of memory |" in markdown_of(cells)
+    assert "| qa | one question | 8,192 | h2o@0.3 | failed | out of memory |" in markdown_of(cells)
     assert "h2o@0.3 on qa, 8,192 tokens: failed: out of memory" in on_terminal(cells)
 
 
@@ -163,12 +163,26 @@ def test_markdown_has_as_many_cells_in_every_line_and_bold_best() -> None:
     assert "| e f | **0.600** |" in text
 
 
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("<img src=x onerror=alert(1)>*.jsonl", r"\<img src=x onerror=alert(1)\>\*.jsonl"),
+        ("two\nlines", "two lines"),
+        ("_so_ ~~not~~ &lt;b&gt;", r"\_so\_ \~\~not\~\~ \&lt;b\&gt;"),
+        ("snake_case_Q4_K_M.gguf", "snake_case_Q4_K_M.gguf"),
+    ],
+)
+def test_markdown_shows_text_as_it_is(text: str, shown: str) -> None:
+    assert plain_markdown(text) == shown
+
+
 def test_csv_has_every_cell_and_plain_numbers() -> None:
-    cells = [make_cell(method='a,"b"\nc', score=0.1), FAILED, SKIPPED]
+    cells = [make_cell(method='a,"b"\nc', score=0.1, contexts=5, policy="dense", note="as it was"), FAILED, SKIPPED]
     rows = list(csv.DictReader(io.StringIO(csv_of(cells))))
     assert [row["method"] for row in rows] == ['a,"b"\nc', "h2o@0.3", "duo"]
     assert (float(rows[0]["score"]), int(rows[0]["kv_bytes"])) == (0.1, cells[0]["kv_bytes"])
     assert float(rows[0]["prefill_seconds"]) == cells[0]["seconds"]["prefill"]
+    assert (rows[0]["contexts"], rows[0]["policy"], rows[0]["note"]) == ("5", "dense", "as it was")
     assert (rows[0]["budget"], rows[1]["error"], rows[2]["skipped"]) == ("", "out of memory", "no head scores")
 
 

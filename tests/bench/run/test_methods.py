@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvz.bench.methods import Method, method_names, parse_methods
+from kvz.bench.methods import Method, method_names, parse_methods, same_methods
 from kvz.errors import UsageError
 from kvz.scoring.budget import Budget
 
@@ -59,6 +59,7 @@ def test_a_share_keeps_all_its_digits() -> None:
 
 def test_two_names_of_one_method_are_measured_once() -> None:
     assert labels("default@0.3", "kvzip-rms@0.3", "kvzip-rms@0.5") == ["default@0.3", "kvzip-rms@0.5"]
+    assert same_methods(["default", "kvzip-rms", "kvzip-rms@0.5", "default"]) == {"kvzip-rms@0.3": "default@0.3"}
     assert labels("hsa@64", "full/hsa@64", "kvzip@0.3", "kvzip-uniform@0.3") == [
         "hsa@64", "kvzip@0.3", "kvzip-uniform@0.3"
     ]  # fmt: skip

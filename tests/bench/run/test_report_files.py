@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from kvz.bench import settings
 from kvz.bench.run_folder import RunFolder
 from kvz.bench.settings import config_of, make_settings
 from kvz.bench.write_report import Results, check_target, compared, results_of, write_report
 from kvz.errors import UsageError
 from kvz.models.language_model import LanguageModel
+from kvz.scoring.head_scores import KVZIP, HeadScores
 from tests.bench.report.cells import make_cell
 
 CONFIG = {
@@ -56,6 +59,42 @@ def test_runs_have_names_of_their_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("found", "said"), [(5, "qa 5"), (3, "qa 3 (5 asked for)")])
 def test_fewer_contexts_than_asked_for_are_said(tmp_path: Path, found: int, said: str) -> None:
     assert results_of(make_run(tmp_path, contexts=found)).setup["contexts"] == said
+
+
+def test_every_start_of_a_run_is_in_its_report(tmp_path: Path) -> None:
+    with RunFolder(make_run(tmp_path), CONFIG) as run:
+        for machine, commit, started in (("a", "1" * 40, "1st"), ("b", "2" * 40, "2nd"), ("b", "2" * 40, "3rd")):
+            run.add_environment({"kvz": "1", "machine": machine, "commit": commit, "started": started})
+    setup = results_of(tmp_path).setup
+    assert (setup["machine"], setup["date"]) == ("a, then b", "1st, then 2nd, then 3rd")
+    assert setup["kvz"] == "1 (111111111111), then 1 (222222222222)"
+
+
+def test_what_shapes_results_is_in_the_settings(tiny: LanguageModel) -> None:
+    config = config_of(make_settings(["needle"], ["duo", "kvzip"]), tiny)
+    prints = tiny.identity.fingerprints
+    assert (config["fingerprint"], config["tokenizer"], config["template"]) == (
+        prints.model,
+        prints.tokenizer,
+        prints.template,
+    )
+    assert len(config["texts"]["sha256"]) == 64
+    assert config["head_scores"] == {}, "a random model has none"
+    assert config_of(make_settings(["key-value"], ["kvzip"]), tiny)["texts"] is None
+
+
+def test_head_scores_of_another_calibration_make_another_run(
+    tiny: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def digests(value: float) -> dict[str, str]:
+        scores = HeadScores(torch.full((tiny.geometry.layers, 2), value), KVZIP, None, "tiny")
+        monkeypatch.setattr(settings, "find_head_scores", lambda identity, file, kinds: scores)
+        found = config_of(make_settings(["needle"], ["duo", "kvzip"]), tiny)["head_scores"]
+        assert isinstance(found, dict)
+        return found
+
+    assert list(digests(0.5)) == ["duo"]
+    assert digests(0.5) == digests(0.5) != digests(0.25)
 
 
 def test_pictures_of_an_earlier_report_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -133,6 +133,16 @@ def test_a_damaged_environment_is_said(tmp_path: Path, text: str) -> None:
     assert read_run(tmp_path)[2:] == ([{"kvz": "2"}], [])
 
 
+def test_a_start_on_something_else_is_said(tmp_path: Path) -> None:
+    first = {"kvz": "1", "machine": "a", "device": "cpu", "commit": "c1", "started": "today"}
+    with RunFolder(tmp_path / "run", CONFIG) as folder:
+        assert folder.differences(first) == []
+        folder.add_environment(first)
+        assert folder.differences({**first, "started": "tomorrow"}) == []
+        said = folder.differences({**first, "commit": "c2", "machine": "b"})
+    assert said == ['machine was "a" before and is "b"', 'commit was "c1" before and is "c2"']
+
+
 def test_another_run_is_refused_unless_forced(tmp_path: Path) -> None:
     path = tmp_path / "run"
     with RunFolder(path, CONFIG) as folder:

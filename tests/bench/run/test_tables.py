@@ -26,6 +26,17 @@ CELLS = [
 ]
 
 
+def test_protocols_are_kept_apart() -> None:
+    seen = [cell("full", 0.8, 0.0), cell("rocketkv@64", 0.7, 0.1, budget=64)]
+    lines = lines_of([*CELLS, *(cast(Cell, {**c, "protocol": "single-shot"}) for c in seen)])
+    titles = [line for line in lines if line.startswith("**needles") and "pairs of a head that a step reads*" in line]
+    assert [title[2:].partition(":")[0] for title in titles] == [
+        "needles, multi-query, 2,000 tokens, full cache 0.90",
+        "needles, single-shot, 2,000 tokens, full cache 0.80",
+    ]
+    assert lines[lines.index(titles[1]) + 4] == "| rocketkv | 0.70 / 0.100 |"
+
+
 def test_a_row_a_method_and_a_column_a_number() -> None:
     assert lines_of(CELLS) == [
         "**needles, 2,000 tokens, full cache 0.90: score / KL by share of pairs kept**",
@@ -41,6 +52,13 @@ def test_a_row_a_method_and_a_column_a_number() -> None:
         "| --- | --: |",
         "| hsa | 0.70 / 0.400 |",
         "",
+        "**needles, 2,000 tokens, full cache 0.90: "
+        "score / KL by pairs of a head that a step reads, of the share kept**",
+        "",
+        "| method | 64 |",
+        "| --- | --: |",
+        "| kvzip@0.3/hsa | 0.60 |",
+        "",
         "**squad, 2,000 tokens, full cache 0.10: score / KL by share of pairs kept**",
         "",
         "| method | 0.3 |",
@@ -49,6 +67,6 @@ def test_a_row_a_method_and_a_column_a_number() -> None:
         "",
         "**Order by share of pairs kept**",
         "",
-        "- needles, mean KL at 0.5: snapkv 0.050, kvzip 0.100",
+        "- needles, 2,000 tokens: mean KL at 0.5: snapkv 0.050, kvzip 0.100",
         "",
     ]
