@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import codecs
 import json
-import re
 import sys
 from typing import Any
 
 from kvz.errors import OutputError
 from kvz.progress import Progress
+from kvz.wording import printable, quantity, seconds, size
 
 __all__ = [
     "TerminalProgress",
@@ -23,10 +23,6 @@ __all__ = [
     "size",
     "terminal_progress",
 ]
-
-
-# C0 and C1 controls, line and paragraph separators, bidirectional overrides and isolates, and lone surrogates.
-_STEERING = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def emit(text: str, end: str = "\n") -> None:
@@ -49,35 +45,11 @@ def emit_json(value: dict[str, Any]) -> None:
     emit(text if plain else json.dumps(value))
 
 
-def printable(text: str, keep: str = "") -> str:
-    """`text` with control characters spelled out, but for those in `keep`: no string may steer a terminal."""
-    return "".join(c if c in keep or not _STEERING.match(c) else c.encode("unicode_escape").decode() for c in text)
-
-
 def note(message: str) -> None:
     """A line on stderr, if there is one."""
     if sys.stderr is not None:
         sys.stderr.write(printable(message, "\n\t") + "\n")
         sys.stderr.flush()
-
-
-def size(nbytes: float) -> str:
-    """Bytes for a reader: 512 B, 13.0 MB, 1.2 GB (powers of 1000)."""
-    for unit in ("B", "kB", "MB"):
-        if nbytes < 1000:
-            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
-        nbytes /= 1000
-    return f"{nbytes:.1f} GB"
-
-
-def seconds(value: float) -> str:
-    """Seconds for a reader: 0.04 s, 12.3 s."""
-    return f"{value:.1f} s" if value >= 1 else f"{value:.2f} s"
-
-
-def quantity(value: int) -> str:
-    """A count with thousands separated."""
-    return f"{value:,}"
 
 
 def bar(share: float, width: int = 30) -> str:

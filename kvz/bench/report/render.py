@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvz.bench.report.cell import Cell, problems_of, seconds_of
 from kvz.bench.report.table import Block, Row, blocks_of, summary_of
-from kvz.cli.console import printable
+from kvz.wording import printable
 
 if TYPE_CHECKING:
     from rich.console import Console

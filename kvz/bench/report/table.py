@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvz.bench.report.cell import Cell, distinct, is_full, measured, seconds_of
-from kvz.cli.console import size
+from kvz.wording import size
 
 __all__ = ["MEANINGS", "Block", "Row", "blocks_of", "summary_of"]
 
