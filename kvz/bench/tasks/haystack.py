@@ -7,16 +7,23 @@ import re
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from random import Random
 from typing import Protocol
 
 from kvz.bench.tasks.rows import check_text, read_text
+from kvz.bench.tasks.units import cut, units_of
 from kvz.errors import UsageError
 
 __all__ = ["NOISE", "Filler", "Haystack", "hide", "read_haystack"]
 
-_SENTENCE = re.compile(r".+?(?:(?<!\d)[.!?]\s+|\Z)", re.DOTALL)
+_SENTENCE = re.compile(
+    r".+?(?:(?<!\d)[.!?…؟۔]\s+"  # a point after a number may be one of a list
+    r"|(?:[。！？｡।॥]|…{2,})[。！？｡।॥…”’」』）]*\s*"  # these need no white space after them
+    r"|\Z)",
+    re.DOTALL,
+)
 
 
 class Filler(Protocol):
@@ -43,7 +50,7 @@ class Filler(Protocol):
 
 @dataclass(frozen=True)
 class Haystack:
-    """Paragraphs, each a tuple of sentences with the white space after them. A unit is a word.
+    """Paragraphs, each a tuple of sentences with the white space after them. Units are those of `units_of`.
 
     The text starts again when it has ended.
     """
@@ -58,21 +65,25 @@ class Haystack:
         return f"made here; text around it: {self.name}"
 
     def sentences(self, draw: Random, taken: Collection[str] = ()) -> Callable[[int], list[str]]:
-        """The sentences from a paragraph drawn at random on, the last one cut to give `n` words in all."""
+        """The sentences from a paragraph drawn at random on, the last one cut to give `n` units in all."""
         start = draw.randrange(len(self.paragraphs))
-        order = [*self.paragraphs[start:], *self.paragraphs[:start]]
+        order = [*self._measured[start:], *self._measured[:start]]
 
         def first(count: int) -> list[str]:
             whole, left = [], count
-            for sentence in itertools.cycle(itertools.chain.from_iterable(order)):
-                words = sentence.split()
-                if len(words) >= left:
+            for sentence, units in itertools.cycle(itertools.chain.from_iterable(order)):
+                if units >= left:
                     break
                 whole.append(sentence)
-                left -= len(words)
-            return [*whole, " ".join(words[:left]) + self.end] if left else whole
+                left -= units
+            return [*whole, cut(sentence, left) + self.end] if left else whole
 
         return first
+
+    @cached_property
+    def _measured(self) -> list[list[tuple[str, int]]]:
+        """Each paragraph's sentences with the units that they have."""
+        return [[(sentence, units_of(sentence)) for sentence in paragraph] for paragraph in self.paragraphs]
 
 
 def read_haystack(folder: Path | None) -> Haystack:
@@ -102,7 +113,9 @@ def hide(sentences: Sequence[str], needles: Sequence[str], depths: Sequence[floa
     placed = sorted(zip(at, range(len(needles)), strict=True))
     before = 0
     for edge, number in placed:
-        pieces += [*sentences[before:edge], needles[number] + end]
+        pieces += sentences[before:edge]
+        apart = "" if not pieces or pieces[-1][-1:].isspace() else end  # not all scripts have spaces
+        pieces.append(apart + needles[number] + end)
         before = edge
     return "".join([*pieces, *sentences[before:]]).strip()
 
