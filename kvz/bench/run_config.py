@@ -34,6 +34,8 @@ class _Config(Struct):
     protocol: str
     data: _File | None
     texts: _File | None
+    metrics: dict[str, str] = {}
+    """What scores each task, which a file's name can decide; runs made before it was written have none."""
 
 
 def check_config(config: dict[str, Any]) -> None:

@@ -107,6 +107,7 @@ def config_of(settings: Settings, model: LanguageModel) -> dict[str, Any]:
         "samples": dict(settings.samples),
         "seed": settings.seed,
         "protocol": settings.protocol,
+        "metrics": {task.name: task.metric.name for task in settings.tasks},
         "data": _named(settings.data),
         "texts": _named(settings.texts),
     }

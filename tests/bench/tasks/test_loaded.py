@@ -109,6 +109,27 @@ def test_ruler_files_are_split_before_their_last_line(tmp_path):
         make_task("ruler", write_lines(tmp_path / "b.jsonl", [{"input": "What?", "outputs": ["a"]}]))
 
 
+def ruler_row(**fields: Any) -> dict[str, Any]:
+    return {"context": "One.", "question": "What?", "answer": ["a", "b"], **fields}
+
+
+def test_a_file_of_several_ruler_tasks_is_scored_row_by_row(tmp_path):
+    tasks = ("niah_multivalue", "qa_1", "vt", "qa_squad", "cwe", "qa", "qasper")
+    rows = [ruler_row(task=task, context=task) for task in tasks]
+    for order in (rows, rows[::-1]):
+        task = make_task("ruler", write_lines(tmp_path / "all.jsonl", order))
+        scores = {s.context: task.metric.score("It is b.", s.questions[0]) for s in task.samples(words, 50, 9, 0)}
+        assert scores == {name: 1 if name in ("qa_1", "qa_squad", "qa") else 0.5 for name in tasks}
+        assert task.metric.name == "ruler"
+    only = make_task("ruler", write_lines(tmp_path / "qa_1.jsonl", [ruler_row(task="vt")]))
+    assert only.metric.name == "all-found", "a row's own word comes before the file's name"
+    for rows, line in (([ruler_row(task="vt"), ruler_row()], 2), ([ruler_row(), ruler_row(task="qa_1")], 1)):
+        with pytest.raises(UsageError, match=rf'line {line}: no "task" in it, though other rows have one'):
+            make_task("ruler", write_lines(tmp_path / "some.jsonl", rows))
+    with pytest.raises(UsageError, match='line 1: "task" is not a text'):
+        make_task("ruler", write_lines(tmp_path / "some.jsonl", [ruler_row(task=1)]))
+
+
 def test_scbench_files_are_turns(tmp_path):
     turns = [{"input": "First?", "answer": "one"}, {"input": "Second?", "answer": ["two", "zwei"]}]
     task = make_task("scbench", write_lines(tmp_path / "scbench_kv.jsonl", [{"context": "C", "multi_turns": turns}]))
