@@ -34,6 +34,7 @@ class _Config(Struct):
     protocol: str
     data: _File | None
     texts: _File | None
+    template: str | None = None
     metrics: dict[str, str] = {}
     """What scores each task, which a file's name can decide; runs made before it was written have none."""
 

@@ -1,7 +1,8 @@
 """Measures the cells of a run: context after context, each prefilled once for all methods and freed after them.
 
 Whatever is measured is written at once; a run that is started again leaves it out. A cell that fails is recorded, and
-the others go on. A context that a cell cannot have is left out of it, and its note says so; a cell without any is skipped.
+the others go on. A context that a cell cannot have is left out of it, and its note says so; a cell without any is
+skipped.
 """
 
 from __future__ import annotations

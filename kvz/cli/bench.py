@@ -89,6 +89,12 @@ def bench(
         Optional[Path],  # noqa: UP045
         typer.Option(metavar="DIR", help=".txt files to hide things in, in place of the examples."),
     ] = None,
+    template: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            metavar="NAME", help="A file's questions are worded: plain, short-answer, longbench, step-by-step."
+        ),
+    ] = None,
     model: ModelOption = None,
     device: DeviceOption = "auto",
     dtype: Annotated[str, typer.Option(help="auto, bfloat16, float16 or float32.")] = "auto",
@@ -133,6 +139,7 @@ def bench(
         protocol=protocol,
         data=data,
         texts=texts,
+        template=template,
         quick=quick,
     )
     if dry_run:

@@ -52,7 +52,7 @@ class Gsm8k:
         if not used:
             raise UsageError(f"no worked example has {tokens} tokens or fewer; allow longer contexts")
         context = "\n\n".join(used)
-        questions = tuple(Question(_ASKED.format(sum.question), (sum.number,)) for sum in order[start:end])
+        questions = tuple(Question(sum.question, (sum.number,)) for sum in order[start:end])
         return Sample(context, questions, {"length": counter(context), "examples": len(used)})
 
 
@@ -73,6 +73,3 @@ def _sum(row: Row) -> Sum:
 
 def _shown(example: Sum) -> str:
     return f"Question: {example.question}\nAnswer: {example.working}\nThe answer is {example.number}."
-
-
-_ASKED = "{}\nWork it out step by step, as in the examples, and end with the number."

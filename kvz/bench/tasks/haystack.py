@@ -16,7 +16,7 @@ from kvz.bench.tasks.rows import check_text, read_text
 from kvz.bench.tasks.units import cut, units_of
 from kvz.errors import UsageError
 
-__all__ = ["NOISE", "Filler", "Haystack", "hide", "read_haystack"]
+__all__ = ["NOISE", "Filler", "Haystack", "hide", "read_haystack", "sentences_of"]
 
 _SENTENCE = re.compile(
     r".+?(?:(?<!\d)[.!?…؟۔]\s+"  # a point after a number may be one of a list
@@ -24,6 +24,7 @@ _SENTENCE = re.compile(
     r"|\Z)",
     re.DOTALL,
 )
+_BLANK_LINES = re.compile(r"\n\s*\n")
 
 
 class Filler(Protocol):
@@ -92,10 +93,15 @@ def read_haystack(folder: Path | None) -> Haystack:
 
     place = EXAMPLES if folder is None else folder
     texts = [_text(path) for path in sorted(place.glob("*.txt"))]
-    paragraphs = tuple(filter(None, (_split(block) for text in texts for block in re.split(r"\n\s*\n", text))))
+    paragraphs = tuple(filter(None, map(_split, (block for text in texts for block in _BLANK_LINES.split(text)))))
     if not paragraphs:
         raise UsageError(f"no text in {place} to hide things in; name a folder of .txt files with --texts")
     return Haystack("kvz's example documents" if folder is None else f"the texts in {folder.name}", paragraphs)
+
+
+def sentences_of(text: str) -> tuple[str, ...]:
+    """The sentences of all its paragraphs, each with the white space after it."""
+    return tuple(sentence for block in _BLANK_LINES.split(text) for sentence in _split(block))
 
 
 def _text(path: Path) -> str:

@@ -58,7 +58,15 @@ class Row:
             raise UsageError(f'{self.where}: "{name}" is not a list of objects')
         return [Row(f"{self.where}, {name} {number}", item) for number, item in enumerate(items, 1)]
 
+    def number(self, name: str, least: float, most: float) -> float:
+        """The number there, from `least` to `most`."""
+        value = self._value((name,))
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
+            raise UsageError(f'{self.where}: "{name}" is not a number from {least:g} to {most:g}')
+        return value
+
     def has(self, name: str) -> bool:
+        """Whether something is there."""
         return self.fields.get(name) is not None
 
     def _present(self, names: tuple[str, ...]) -> str:

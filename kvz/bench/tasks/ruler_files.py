@@ -1,8 +1,8 @@
 """Files that RULER's own scripts wrote, or sets of them in one file, scored as RULER scores them.
 
 Reads JSONL (`input`, `outputs`), whose last line of `input` is the question, or with `context`, `question` and
-`answer` apart. A row's `task`, such as "qa_1", says what it is of; where no row has one, the file's or its folder's name does, as
-RULER names them.
+`answer` apart. A row's `task`, such as "qa_1", says what it is of; where no row has one, the file's or its folder's
+name does, as RULER names them.
 """
 
 from __future__ import annotations

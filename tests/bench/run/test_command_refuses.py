@@ -17,6 +17,7 @@ def test_refusals(run: Run, line: list[str], tmp_path: Path) -> None:
     run("--method", "snapvk").failed("snapkv", status=2)
     run("--task", "key-value", "--texts", tmp_path).failed("--texts", status=2)
     run("--task", "needle", "--data", tmp_path).failed("--data", status=2)
+    run("--task", "needle", "--template", "plain").failed("--template", status=2)
     run("--task", "needle,,").failed("empty", status=2)
     run("--length", "long").failed("--length", status=2)
     run("--length", "9" * 5000).failed("too large", status=2)
