@@ -5,6 +5,7 @@ Reads GSM8K's JSONL (`question`, and an `answer` that ends in `#### number`).
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from kvz.bench.tasks.words import generator
 from kvz.errors import UsageError
 
 __all__ = ["Gsm8k", "Sum", "load_gsm8k"]
+
+_CALCULATOR = re.compile(r"<<[^<>]*>>")  # GSM8K's notes for a calculator, such as <<6*2=12>>
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,7 @@ def _sum(row: Row) -> Sum:
     working, mark, number = row.text("answer").rpartition("####")
     if not mark or not any(c.isdigit() for c in number):
         raise UsageError(f'{row.where}: "answer" does not end in #### and a number')
-    return Sum(row.filled("question"), working.strip(), number.strip())
+    return Sum(row.filled("question"), _CALCULATOR.sub("", working).strip(), number.strip())
 
 
 def _shown(example: Sum) -> str:

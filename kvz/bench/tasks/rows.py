@@ -177,15 +177,20 @@ def _from_hub(name: str, config: str | None) -> list[Row]:
         from datasets import load_dataset
     except ImportError:
         raise UsageError(
-            f"no such file: {shown}; to read a hub's data set of that name, pip install datasets"
+            f"no such file: {shown}; to read a hub's data set of that name, pip install 'kvz[data]'"
         ) from None
     try:
         splits = load_dataset(name, config)
     except Exception as error:  # it raises what it likes: connection, HTTP, unknown configuration
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise UsageError(f"cannot load the data set {shown} from the hub: {reason}; give a local file") from error
-    split = next((split for split in _SPLITS if split in splits), next(iter(splits)))
-    return list(_numbered(shown, split, splits[split]))
+    split = next((split for split in (*_SPLITS, *splits) if split in splits), None)
+    if split is None:
+        raise UsageError(f"the data set {shown} has no split; give another, or a local file")
+    rows = list(_numbered(shown, split, splits[split]))
+    if not rows:
+        raise UsageError(f"the data set {shown} holds no rows in its split {split}; give another, or a local file")
+    return rows
 
 
 def _numbered(name: str, split: str, rows: Iterable[dict[str, Any]]) -> Iterable[Row]:

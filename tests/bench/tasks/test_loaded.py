@@ -13,12 +13,16 @@ import pytest
 from kvz.bench.metrics import METRICS
 from kvz.bench.tasks.longbench import SETS
 from kvz.bench.tasks.registry import make_task, needs_data, takes_texts, task_names
+from kvz.bench.tasks.scbench import SETS as SCBENCH_SETS
+from kvz.bench.tasks.task import Question
 from kvz.errors import UsageError
 from tests.bench.tasks.conftest import filler, words, write_lines
 
 
 def gsm8k_row(number: int) -> dict[str, str]:
-    return {"question": f"How much is {number} and 1000?", "answer": f"{number}+1000.\n#### {number + 1000:,}"}
+    note = f"<<{number}+1000={number + 1000}>>"
+    working = f"{number}+1000 = {note}{number + 1000}, more than 3 < 4.\n#### {number + 1000:,}"
+    return {"question": f"How much is {number} and 1000?", "answer": working}
 
 
 def test_gsm8k_shows_sums_and_asks_others(tmp_path):
@@ -29,6 +33,9 @@ def test_gsm8k_shows_sums_and_asks_others(tmp_path):
     for sample in samples:
         assert 150 < sample.facts["length"] == words(sample.context) <= 200
         assert sample.facts["examples"] == sample.context.count("Question:")
+        assert "<<" not in sample.context
+        assert sample.context.count("more than 3 < 4.") == sample.facts["examples"]
+        assert not re.search(r"\b(\d+)\+1000 = (?!1\1\b)", sample.context), "the results stay"
         shown = set(re.findall(r"How much is (\d+)", sample.context))
         for question in sample.questions:
             [number] = re.findall(r"How much is (\d+)", question.text)
@@ -136,6 +143,10 @@ def test_scbench_files_are_turns(tmp_path):
     [sample] = task.samples(words, 50, 1, 0)
     assert (task.name, task.turns, task.shared, task.new_tokens) == ("scbench-kv", True, True, 150)
     assert [(q.text, q.answers) for q in sample.questions] == [("First?", ("one",)), ("Second?", ("two", "zwei"))]
+    assert task.metric.score("It is one.", sample.questions[0]) == 1
+    assert task.metric.score("It is One.", sample.questions[0]) == 0, "SCBench looks for a value as it is written"
+    folded = {name: row[0].score("ONE", Question("", ("one",))) for name, row in SCBENCH_SETS.items()}
+    assert folded == {"kv": 0, "kv_hard": 0, "hashhop": 0, "prefix_suffix": 0, "qa_eng": 1, "many_shot": 1, "vt": 1}
     with pytest.raises(UsageError, match=r"no set of SCBench known here .* kv"):
         make_task("scbench", tmp_path / "scbench_kw.jsonl")
     bad = write_lines(tmp_path / "scbench_vt.jsonl", [{"context": "C", "multi_turns": [turns[0], {"input": "x"}]}])
@@ -249,12 +260,14 @@ def test_texts_are_for_the_tasks_that_take_them(tmp_path):
 
 def test_a_hub_is_asked_for_what_is_no_file(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(UsageError, match=r"no such file: some/set; .* pip install datasets"):
+    with pytest.raises(UsageError, match=r"no such file: some/set; .* pip install 'kvz\[data\]'"):
         make_task("own", Path("some/set"))
 
     def load(name: str, config: str | None) -> dict[str, list[dict[str, Any]]]:
         if name == "some/unreachable":
             raise ConnectionError("no route\nand more")
+        if name.startswith("some/empty"):
+            return {} if name == "some/empty" else {"train": [own_row()], "validation": []}
         assert (name, config) == ("some/set", "part")
         return {"train": [{}], "test": [own_row()]}
 
@@ -262,3 +275,9 @@ def test_a_hub_is_asked_for_what_is_no_file(monkeypatch):
     assert make_task("own", Path("some/set:part")).samples(words, 9, 1, 0)[0].context == "The key is blue."
     with pytest.raises(UsageError, match="cannot load the data set some/unreachable from the hub: no route; give a l"):
         make_task("own", Path("some/unreachable"))
+    for task in filter(needs_data, task_names()):
+        if task != "scbench":  # which goes by the name
+            with pytest.raises(UsageError, match="the data set some/empty has no split; give another"):
+                make_task(task, Path("some/empty"))
+            with pytest.raises(UsageError, match="the data set some/empty-split holds no rows in its split validation"):
+                make_task(task, Path("some/empty-split"))
