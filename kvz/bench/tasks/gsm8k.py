@@ -44,6 +44,7 @@ class Gsm8k:
     asked: int = 8
 
     def samples(self, counter: Counter, tokens: int, count: int, seed: int) -> list[Sample]:
+        """`count` contexts of `tokens` tokens at most, fewer where the file has no more sums. Raises UsageError."""
         order = generator(seed, self.name).sample(self.sums, len(self.sums))
         starts = range(0, len(order) - self.asked, self.asked)[:count]
         return [self._sample(order, start, counter, tokens) for start in starts]

@@ -63,6 +63,7 @@ class Haystack:
 
     @property
     def licence(self) -> str:
+        """Where its text comes from."""
         return f"made here; text around it: {self.name}"
 
     def sentences(self, draw: Random, taken: Collection[str] = ()) -> Callable[[int], list[str]]:

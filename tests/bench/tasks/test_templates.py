@@ -10,6 +10,7 @@ import pytest
 
 from kvz.bench.settings import make_settings
 from kvz.bench.tasks.registry import make_task, needs_data, takes_template, task_names
+from kvz.bench.tasks.templates import TEMPLATES
 from kvz.errors import UsageError
 from tests.bench.tasks.conftest import filler, words, write_lines
 
@@ -58,6 +59,8 @@ def test_a_template_that_is_none_is_refused(own):
     with pytest.raises(UsageError, match="--template is for tasks with questions from a file, not for needle"):
         make_settings(tasks=["needle"], template="plain")
     assert {name for name in filter(needs_data, task_names()) if not takes_template(name)} == {"longbench"}
+    command = Path(__file__).parents[3] / "docs" / "cli.md"
+    assert ", ".join(TEMPLATES) in " ".join(command.read_text(encoding="utf-8").split())
     assert not any(takes_template(name) for name in task_names() if not needs_data(name))
 
 
