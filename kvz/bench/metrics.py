@@ -18,11 +18,21 @@ from kvz.errors import UsageError
 if TYPE_CHECKING:
     from kvz.bench.tasks.task import Question
 
-__all__ = ["ALL_FOUND", "ANY_FOUND", "METRICS", "AllFound", "BestOf", "Classification", "FirstLine", "Metric"]
+__all__ = [
+    "ALL_FOUND",
+    "ANY_FOUND",
+    "FOUND_AS_WRITTEN",
+    "METRICS",
+    "AllFound",
+    "BestOf",
+    "Classification",
+    "FirstLine",
+    "Metric",
+]
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
-_NUMBER = re.compile(r"(?:(?<!\w)-)?\d[\d,]*(?:\.\d+)?")
+_NUMBER = re.compile(r"(?:(?<!\w)[-−])?\d[\d,]*(?:\.\d+)?(?:[eE][-+−]?\d{1,3}(?!\w))?")
 
 
 class Metric(Protocol):
@@ -44,6 +54,7 @@ class BestOf:
     one: Callable[[str, str], float]
 
     def score(self, prediction: str, question: Question) -> float:
+        """From 0 to 1; 0 where there are no answers."""
         return max((self.one(prediction, answer) for answer in question.answers), default=0.0)
 
 
@@ -54,6 +65,7 @@ class AllFound:
     name: str = "all-found"
 
     def score(self, prediction: str, question: Question) -> float:
+        """From 0 to 1; 0 where there are no answers."""
         found = sum(found_in(prediction, answer) for answer in question.answers)
         return found / len(question.answers) if question.answers else 0.0
 
@@ -62,18 +74,25 @@ class AllFound:
 class Classification:
     """One over the number of classes named, if the right one is among them (LongBench's `classification_score`).
 
-    A class that is named only because it is part of the right one's name does not count. LongBench's
-    own code passes over the class after one that it takes out, which is not imitated.
+    A class that is named only because it is part of the right one's name is taken out. LongBench's own code takes
+    them out of the list that it goes through, so that the class after each of them is passed over and stays; scores
+    are to be comparable with its tables, and so it is here.
     """
 
     classes: tuple[str, ...]
     name: str = "accuracy"
 
     def score(self, prediction: str, question: Question) -> float:
+        """From 0 to 1; the best over the answers."""
         return max((self._one(prediction, answer) for answer in question.answers), default=0.0)
 
     def _one(self, prediction: str, answer: str) -> float:
-        named = [name for name in self.classes if name in prediction and (name == answer or name not in answer)]
+        named = [name for name in self.classes if name in prediction]
+        at = 0
+        while at < len(named):
+            if named[at] in answer and named[at] != answer:
+                del named[at]
+            at += 1
         return 1.0 / len(named) if answer in named else 0.0
 
 
@@ -85,9 +104,11 @@ class FirstLine:
 
     @property
     def name(self) -> str:
+        """The other metric's."""
         return self.metric.name
 
     def score(self, prediction: str, question: Question) -> float:
+        """From 0 to 1."""
         return self.metric.score(prediction.lstrip("\n").split("\n")[0], question)
 
 
@@ -111,6 +132,11 @@ def token_f1(prediction: str, answer: str) -> float:
 def found_in(prediction: str, answer: str) -> float:
     """Whether the answer stands in the prediction, whatever its case (RULER's `string_match_part`)."""
     return float(answer.lower() in prediction.lower())
+
+
+def found_as_written(prediction: str, answer: str) -> float:
+    """Whether the answer stands in the prediction, in the same case (SCBench's score of look-ups)."""
+    return float(answer in prediction)
 
 
 def rouge_l(prediction: str, answer: str) -> float:
@@ -149,22 +175,28 @@ def retrieval_share(prediction: str, answer: str) -> float:
 
 
 def last_number(prediction: str, answer: str) -> float:
-    """Whether the last number is that of the answer, thousands separators aside (as GSM8K is commonly scored)."""
+    """Whether the last number is that of the answer (as GSM8K is commonly scored).
+
+    A number is digits with commas between them, decimals, an exponent as in 1e3, and a minus, - or −, that follows no
+    letter or digit.
+    """
     ours, theirs = _NUMBER.findall(prediction), _NUMBER.findall(answer)
     return float(bool(ours and theirs) and _value(ours[-1]) == _value(theirs[-1]))
 
 
 def _value(number: str) -> float:
-    return float(number.replace(",", ""))
+    return float(number.replace(",", "").replace("−", "-"))
 
 
 ALL_FOUND = AllFound()
 ANY_FOUND = BestOf("any-found", found_in)
+FOUND_AS_WRITTEN = BestOf("found-as-written", found_as_written)
 METRICS: dict[str, Metric] = {
     metric.name: metric
     for metric in (
         ALL_FOUND,
         ANY_FOUND,
+        FOUND_AS_WRITTEN,
         BestOf("f1", token_f1),
         BestOf("exact-match", exact_match),
         BestOf("rouge-l", rouge_l),

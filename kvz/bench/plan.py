@@ -7,7 +7,7 @@ seen at compression. "auto" is a task's own, and single-shot for methods that ne
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,10 +68,12 @@ def plan_cells(
     protocol: str,
     samples: Mapping[str, int],
     positions: int,
+    from_files: Collection[str] = (),
 ) -> list[Planned]:
     """All cells, those of one task and length together, the full cache first of each protocol.
 
-    `samples` has the contexts of each task, `positions` is the most that the model has.
+    `samples` has the contexts of each task, `positions` is the most that the model has. The contexts of tasks
+    `from_files` may be shorter than the length.
     """
     compared = [method for method in methods if method.label not in (FULL.label, REPEAT_KV.label)]
     cells = []
@@ -84,7 +86,7 @@ def plan_cells(
                 if not mine and of_method and protocol == AUTO:
                     continue
                 for method in (FULL, REPEAT_KV, *mine):
-                    reason = _impossible(_Case(task, length, name, method, positions))
+                    reason = _impossible(_Case(task, length, name, method, positions, task.name in from_files))
                     cells.append(Planned(task.name, length, name, method, samples[task.name], reason))
     return cells
 
@@ -107,6 +109,7 @@ class _Case:
     protocol: str
     method: Method
     positions: int
+    from_file: bool
 
 
 def _impossible(case: _Case) -> str | None:
@@ -115,7 +118,7 @@ def _impossible(case: _Case) -> str | None:
 
 
 def _too_long(case: _Case) -> str | None:
-    if case.length + case.task.new_tokens <= case.positions:
+    if case.from_file or case.length + case.task.new_tokens <= case.positions:
         return None
     return f"{case.length} tokens and an answer of {case.task.new_tokens} exceed the model's {case.positions} positions"
 

@@ -35,8 +35,11 @@ class _Config(Struct):
     data: _File | None
     texts: _File | None
     tokenizer: str = ""
-    template: str | None = None
+    chat_template: str | None = None
     head_scores: dict[str, str] = {}
+    template: str | None = None
+    metrics: dict[str, str] = {}
+    """What scores each task, which a file's name can decide; runs made before it was written have none."""
 
 
 def check_config(config: dict[str, Any]) -> None:

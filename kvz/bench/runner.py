@@ -1,7 +1,8 @@
 """Measures the cells of a run: context after context, each prefilled once for all methods and freed after them.
 
 Whatever is measured is written at once; a run that is started again leaves it out. A cell that fails is recorded, and
-the others go on.
+the others go on. A context that a cell cannot have is left out of it, and its note says so; a cell without any is
+skipped.
 """
 
 from __future__ import annotations
@@ -68,12 +69,13 @@ def run_cells(bench: Bench, plan: Sequence[Planned]) -> None:
 
 
 class _Work:
-    """The run as it goes: which cells are done, and what contexts have given so far."""
+    """The run as it goes: which cells are done, what contexts have given so far, and why some give a cell nothing."""
 
     def __init__(self, bench: Bench, left: TimeLeft) -> None:
         self._bench = bench
         self._left = left
         self.done = {key_of(cell) for cell in bench.folder.cells}
+        self._left_out: dict[Key, dict[int, str]] = {}
         self._parts: dict[Key, dict[int, Part]] = {}
         for part in bench.folder.samples:
             self._parts.setdefault(key_of(part), {})[part["sample"]] = part
@@ -100,7 +102,7 @@ class _Work:
         if len(samples) < cells[0].samples:
             found = f"{len(samples)} contexts, {cells[0].samples} were asked for"
             self._bench.say(f"{task.name}, {length:,} tokens: the file has {found}")
-        self._skip_too_long(task, samples, cells)
+        self._leave_out_too_long(task, samples, cells)
         for cell in cells:
             self._complete(cell, len(samples))
         for number, sample in enumerate(samples):
@@ -117,7 +119,8 @@ class _Work:
                 prefilled = prefilled or Prefilled(self._bench.model, sample, task.new_tokens)
                 part = self._measure(prefilled, cell, task, number)
             except Impossible as error:
-                self.skip(cell, str(error))
+                self._leave_out(cell, number, str(error))
+                self._complete(cell, count)
                 continue
             except Exception as error:
                 self._failed(cell, error)
@@ -145,21 +148,25 @@ class _Work:
         self._record(cell, failed_cell(cell, error))
         _free()
 
-    def _skip_too_long(self, task: Task, samples: Sequence[Sample], cells: Sequence[Planned]) -> None:
+    def _leave_out_too_long(self, task: Task, samples: Sequence[Sample], cells: Sequence[Planned]) -> None:
         for turns in {cell.turns for cell in cells}:
             own = [cell for cell in cells if cell.turns == turns]
-            try:
-                for sample in samples:
+            for number, sample in enumerate(samples):
+                try:
                     check_room(self._bench.model, sample, task.new_tokens, turns)
-            except Impossible as error:
-                for cell in own:
-                    self.skip(cell, str(error))
-            except Exception as error:
-                for cell in own:
-                    self._failed(cell, error)
+                except Impossible as error:
+                    for cell in own:
+                        self._leave_out(cell, number, str(error))
+                except Exception as error:
+                    for cell in own:
+                        self._failed(cell, error)
+
+    def _leave_out(self, cell: Planned, number: int, reason: str) -> None:
+        self._left_out.setdefault(cell.key, {})[number] = reason
 
     def _waits(self, cell: Planned, number: int) -> bool:
-        return cell.key not in self.done and number not in self._parts.get(cell.key, {})
+        seen = {*self._parts.get(cell.key, ()), *self._left_out.get(cell.key, ())}
+        return cell.key not in self.done and number not in seen
 
     def _add(self, cell: Planned, number: int, part: Part) -> None:
         self._parts.setdefault(cell.key, {})[number] = part
@@ -167,11 +174,17 @@ class _Work:
         self._left.measured(cell)
 
     def _complete(self, cell: Planned, count: int) -> None:
-        """Record a cell if all its contexts are measured."""
+        """Record a cell if all its contexts are measured, or left out."""
+        if cell.key in self.done or any(self._waits(cell, number) for number in range(count)):
+            return
         parts = self._parts.get(cell.key, {})
-        if cell.key not in self.done and all(number in parts for number in range(count)):
-            ordered = [parts[number] for number in range(count)]
-            self._record(cell, cell_of(cell, ordered, self._bench.weight_bytes, self._bench.bandwidth))
+        ordered = [parts[number] for number in range(count) if number in parts]
+        reasons = [why for number, why in sorted(self._left_out.get(cell.key, {}).items()) if number not in parts]
+        if not ordered:
+            self.skip(cell, reasons[0])
+            return
+        result = cell_of(cell, ordered, self._bench.weight_bytes, self._bench.bandwidth)
+        self._record(cell, _noted(result, reasons, count))
 
     def _record(self, cell: Planned, result: Cell) -> None:
         if cell.key in self.done:
@@ -181,6 +194,15 @@ class _Work:
         self._left.over(cell)
         self._bench.say(f"  {cell.method.label} ({cell.protocol}): {_outcome(result)}")
         self._bench.told(result)
+
+
+def _noted(cell: Cell, reasons: Sequence[str], count: int) -> Cell:
+    """The cell, with a note on contexts that were left out of it."""
+    if not reasons:
+        return cell
+    said = f"{len(reasons)} of {count} contexts are left out ({reasons[0]})"
+    fields = cast("dict[str, Any]", cell)
+    return cast(Cell, {**fields, "note": "; ".join(filter(None, (fields.get("note"), said)))})
 
 
 def _outcome(cell: Cell) -> str:

@@ -14,7 +14,7 @@ from kvz.bench.documents import EXAMPLES
 from kvz.bench.file_names import plain_name
 from kvz.bench.methods import Method, numbers_left_out, parse_methods, same_methods
 from kvz.bench.plan import AUTO, check_protocol
-from kvz.bench.tasks.registry import make_task, needs_data, takes_texts
+from kvz.bench.tasks.registry import make_task, needs_data, takes_template, takes_texts
 from kvz.bench.tasks.task import Task
 from kvz.errors import ScoringError, UsageError
 from kvz.models.language_model import LanguageModel
@@ -52,6 +52,7 @@ class Settings:
     data: Path | None = None
     texts: Path | None = None
     same: Mapping[str, str] = field(default_factory=dict)
+    template: str | None = None
 
 
 def make_settings(
@@ -65,6 +66,7 @@ def make_settings(
     protocol: str = AUTO,
     data: Path | None = None,
     texts: Path | None = None,
+    template: str | None = None,
     quick: bool = False,
 ) -> Settings:
     """The settings of a run; without tasks it is a quick one. Raises UsageError for what does not exist or fit."""
@@ -83,9 +85,13 @@ def make_settings(
         raise UsageError(f"--data is for tasks that are read from a file, not for {', '.join(names)}; leave it out")
     if texts is not None and not any(map(takes_texts, names)):
         raise UsageError(f"--texts is for tasks that hide things in text, not for {', '.join(names)}; leave it out")
+    if template is not None and not any(map(takes_template, names)):
+        raise UsageError(
+            f"--template is for tasks with questions from a file, not for {', '.join(names)}; leave it out"
+        )
     of_task = _QUICK_TASKS if not tasks else {}
     usual = _QUICK_SAMPLES if quick else _SAMPLES
-    tasks_made = tuple(make_task(name, data, texts) for name in names)
+    tasks_made = tuple(make_task(name, data, texts, template) for name in names)
     return Settings(
         names=tuple(names),
         tasks=tasks_made,
@@ -97,6 +103,7 @@ def make_settings(
         data=data,
         texts=texts,
         same=same_methods(methods or _METHODS, ratios, budgets),
+        template=template,
     )
 
 
@@ -109,7 +116,7 @@ def config_of(settings: Settings, model: LanguageModel) -> dict[str, Any]:
         "model": shown(model.source.id),
         "fingerprint": prints.model,
         "tokenizer": prints.tokenizer,
-        "template": prints.template,
+        "chat_template": prints.template,
         "dtype": model.dtype_name,
         "device": model.device.type,
         "tasks": list(settings.names),
@@ -118,9 +125,11 @@ def config_of(settings: Settings, model: LanguageModel) -> dict[str, Any]:
         "samples": dict(settings.samples),
         "seed": settings.seed,
         "protocol": settings.protocol,
+        "metrics": {task.name: task.metric.name for task in settings.tasks},
         "data": _named(settings.data),
         "texts": _named(texts),
         "head_scores": _head_scores(settings.methods, model),
+        "template": settings.template,
     }
 
 

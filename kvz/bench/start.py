@@ -104,8 +104,9 @@ def estimated(
 
 def _planned(settings: Settings, identity: ModelIdentity) -> list[Planned]:
     positions = identity.geometry.max_positions
+    from_files = {task.name for name, task in zip(settings.names, settings.tasks, strict=True) if needs_data(name)}
     return plan_cells(
-        settings.tasks, settings.lengths, settings.methods, settings.protocol, settings.samples, positions
+        settings.tasks, settings.lengths, settings.methods, settings.protocol, settings.samples, positions, from_files
     )
 
 

@@ -28,6 +28,8 @@ _REPORTING = ("report", "out", "as_json", "quiet")  # parameters that `report` t
 
 # Optional[...] is evaluated by typer.
 Names = Optional[list[str]]  # noqa: UP045
+Text = Optional[str]  # noqa: UP045
+Place = Optional[Path]  # noqa: UP045
 _REPEATED = "repeated, or separated by commas"
 
 
@@ -81,19 +83,21 @@ def bench(
             "conversation); auto: the task's own, and single-shot for methods that need a question.",
         ),
     ] = "auto",
-    data: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(metavar="FILE", help="The file of a task that is read from one."),
-    ] = None,
+    data: Annotated[Place, typer.Option(metavar="FILE", help="The file of a task that is read from one.")] = None,
     texts: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(metavar="DIR", help=".txt files to hide things in, in place of the examples."),
+        Place, typer.Option(metavar="DIR", help=".txt files to hide things in, in place of the examples.")
+    ] = None,
+    template: Annotated[
+        Text,
+        typer.Option(
+            metavar="NAME", help="Wording of a file's questions: plain, short-answer, longbench, step-by-step."
+        ),
     ] = None,
     model: ModelOption = None,
     device: DeviceOption = "auto",
     dtype: Annotated[str, typer.Option(help="auto, bfloat16, float16 or float32.")] = "auto",
     out: Annotated[
-        Optional[str],  # noqa: UP045 - a path would take an empty one for the current folder
+        Text,  # a path would take an empty one for the current folder
         typer.Option(
             "--out", "-o", metavar="DIR", help="The run's folder; one that is there goes on. [default: a new one]"
         ),
@@ -133,6 +137,7 @@ def bench(
         protocol=protocol,
         data=data,
         texts=texts,
+        template=template,
         quick=quick,
     )
     if dry_run:

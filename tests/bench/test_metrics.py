@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import json
 import string
 import sys
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -15,6 +17,8 @@ from kvz.bench.metrics import ALL_FOUND, METRICS, Classification, FirstLine
 from kvz.bench.tasks.task import Question
 from kvz.errors import UsageError
 
+PAIRS = [json.loads(line) for line in Path(__file__).with_name("metric_pairs.jsonl").read_text("utf-8").splitlines()]
+"""Fifty of each metric, with scores by the published definitions: SQuAD's, LongBench's, RULER's, SCBench's, GSM8K's."""
 TEXT = "the a An ship, Sails north. Again and the ship's captain (old) counts 7 gulls 12 times; 7 nets torn"
 WORDS = TEXT.split()
 
@@ -63,6 +67,17 @@ def longest(a: str | list[str], b: str | list[str]) -> int:
         return 1 + at(i + 1, j + 1) if a[i] == b[j] else max(at(i + 1, j), at(i, j + 1))
 
     return at(0, 0)
+
+
+@pytest.mark.parametrize("name", [*METRICS, "accuracy"])
+def test_scores_are_the_written_ones(name: str):
+    pairs = [pair for pair in PAIRS if pair["metric"] == name]
+    assert len(pairs) == 50
+    assert 0.2 < sum(pair["score"] for pair in pairs) / 50 < 0.8, "the pairs tell little apart"
+    for pair in pairs:
+        metric = Classification(tuple(pair["classes"])) if name == "accuracy" else METRICS[name]
+        got = metric.score(pair["prediction"], Question("", tuple(pair["answers"])))
+        assert got == pytest.approx(pair["score"], abs=2e-6), pair
 
 
 @pytest.mark.parametrize(
@@ -125,6 +140,8 @@ def test_classification_counts_named_classes_but_not_parts_of_the_right_one():
     assert scores >= {0.0, 0.5, 1.0}
     assert metric.score("other number", Question("", ("other number",))) == 1
     assert metric.score("other number", Question("", ("number",))) == 0.5
+    odd = Classification(("plac", "place", "other place"))
+    assert odd.score("other place", Question("", ("other place",))) == 0.5, "LongBench's loop passes over place"
     assert metric.score("nothing of it", Question("", ("date",))) == 0
 
 

@@ -5,6 +5,7 @@ Reads GSM8K's JSONL (`question`, and an `answer` that ends in `#### number`).
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from kvz.bench.tasks.words import generator
 from kvz.errors import UsageError
 
 __all__ = ["Gsm8k", "Sum", "load_gsm8k"]
+
+_CALCULATOR = re.compile(r"<<[^<>]*>>")  # GSM8K's notes for a calculator, such as <<6*2=12>>
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,7 @@ class Gsm8k:
     asked: int = 8
 
     def samples(self, counter: Counter, tokens: int, count: int, seed: int) -> list[Sample]:
+        """`count` contexts of `tokens` tokens at most, fewer where the file has no more sums. Raises UsageError."""
         order = generator(seed, self.name).sample(self.sums, len(self.sums))
         starts = range(0, len(order) - self.asked, self.asked)[:count]
         return [self._sample(order, start, counter, tokens) for start in starts]
@@ -52,7 +56,7 @@ class Gsm8k:
         if not used:
             raise UsageError(f"no worked example has {tokens} tokens or fewer; allow longer contexts")
         context = "\n\n".join(used)
-        questions = tuple(Question(_ASKED.format(sum.question), (sum.number,)) for sum in order[start:end])
+        questions = tuple(Question(sum.question, (sum.number,)) for sum in order[start:end])
         return Sample(context, questions, {"length": counter(context), "examples": len(used)})
 
 
@@ -68,11 +72,8 @@ def _sum(row: Row) -> Sum:
     working, mark, number = row.text("answer").rpartition("####")
     if not mark or not any(c.isdigit() for c in number):
         raise UsageError(f'{row.where}: "answer" does not end in #### and a number')
-    return Sum(row.filled("question"), working.strip(), number.strip())
+    return Sum(row.filled("question"), _CALCULATOR.sub("", working).strip(), number.strip())
 
 
 def _shown(example: Sum) -> str:
     return f"Question: {example.question}\nAnswer: {example.working}\nThe answer is {example.number}."
-
-
-_ASKED = "{}\nWork it out step by step, as in the examples, and end with the number."

@@ -7,16 +7,24 @@ import re
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from random import Random
 from typing import Protocol
 
 from kvz.bench.tasks.rows import check_text, read_text
+from kvz.bench.tasks.units import cut, units_of
 from kvz.errors import UsageError
 
-__all__ = ["NOISE", "Filler", "Haystack", "hide", "read_haystack"]
+__all__ = ["NOISE", "Filler", "Haystack", "hide", "read_haystack", "sentences_of"]
 
-_SENTENCE = re.compile(r".+?(?:(?<!\d)[.!?]\s+|\Z)", re.DOTALL)
+_SENTENCE = re.compile(
+    r".+?(?:(?<!\d)[.!?…؟۔]\s+"  # a point after a number may be one of a list
+    r"|(?:[。！？｡।॥]|…{2,})[。！？｡।॥…”’」』）]*\s*"  # these need no white space after them
+    r"|\Z)",
+    re.DOTALL,
+)
+_BLANK_LINES = re.compile(r"\n\s*\n")
 
 
 class Filler(Protocol):
@@ -43,7 +51,7 @@ class Filler(Protocol):
 
 @dataclass(frozen=True)
 class Haystack:
-    """Paragraphs, each a tuple of sentences with the white space after them. A unit is a word.
+    """Paragraphs, each a tuple of sentences with the white space after them. Units are those of `units_of`.
 
     The text starts again when it has ended.
     """
@@ -55,24 +63,29 @@ class Haystack:
 
     @property
     def licence(self) -> str:
+        """Where its text comes from."""
         return f"made here; text around it: {self.name}"
 
     def sentences(self, draw: Random, taken: Collection[str] = ()) -> Callable[[int], list[str]]:
-        """The sentences from a paragraph drawn at random on, the last one cut to give `n` words in all."""
+        """The sentences from a paragraph drawn at random on, the last one cut to give `n` units in all."""
         start = draw.randrange(len(self.paragraphs))
-        order = [*self.paragraphs[start:], *self.paragraphs[:start]]
+        order = [*self._measured[start:], *self._measured[:start]]
 
         def first(count: int) -> list[str]:
             whole, left = [], count
-            for sentence in itertools.cycle(itertools.chain.from_iterable(order)):
-                words = sentence.split()
-                if len(words) >= left:
+            for sentence, units in itertools.cycle(itertools.chain.from_iterable(order)):
+                if units >= left:
                     break
                 whole.append(sentence)
-                left -= len(words)
-            return [*whole, " ".join(words[:left]) + self.end] if left else whole
+                left -= units
+            return [*whole, cut(sentence, left) + self.end] if left else whole
 
         return first
+
+    @cached_property
+    def _measured(self) -> list[list[tuple[str, int]]]:
+        """Each paragraph's sentences with the units that they have."""
+        return [[(sentence, units_of(sentence)) for sentence in paragraph] for paragraph in self.paragraphs]
 
 
 def read_haystack(folder: Path | None) -> Haystack:
@@ -81,10 +94,15 @@ def read_haystack(folder: Path | None) -> Haystack:
 
     place = EXAMPLES if folder is None else folder
     texts = [_text(path) for path in sorted(place.glob("*.txt"))]
-    paragraphs = tuple(filter(None, (_split(block) for text in texts for block in re.split(r"\n\s*\n", text))))
+    paragraphs = tuple(filter(None, map(_split, (block for text in texts for block in _BLANK_LINES.split(text)))))
     if not paragraphs:
         raise UsageError(f"no text in {place} to hide things in; name a folder of .txt files with --texts")
     return Haystack("kvz's example documents" if folder is None else f"the texts in {folder.name}", paragraphs)
+
+
+def sentences_of(text: str) -> tuple[str, ...]:
+    """The sentences of all its paragraphs, each with the white space after it."""
+    return tuple(sentence for block in _BLANK_LINES.split(text) for sentence in _split(block))
 
 
 def _text(path: Path) -> str:
@@ -102,7 +120,9 @@ def hide(sentences: Sequence[str], needles: Sequence[str], depths: Sequence[floa
     placed = sorted(zip(at, range(len(needles)), strict=True))
     before = 0
     for edge, number in placed:
-        pieces += [*sentences[before:edge], needles[number] + end]
+        pieces += sentences[before:edge]
+        apart = "" if not pieces or pieces[-1][-1:].isspace() else end  # not all scripts have spaces
+        pieces.append(apart + needles[number] + end)
         before = edge
     return "".join([*pieces, *sentences[before:]]).strip()
 

@@ -27,7 +27,10 @@ class Loaded:
     cut: bool = False
 
     def samples(self, counter: Counter, tokens: int, count: int, seed: int) -> list[Sample]:
-        """`count` of them, in an order drawn by the seed; their fact `length` is what they have."""
+        """`count` of them, in an order drawn by the seed; `length` among their facts is what they have, or stand for.
+
+        Raises UsageError if there is none.
+        """
         order = generator(seed, self.name).sample(self.loaded, len(self.loaded))
         chosen: list[Sample] = []
         shortest: int | None = None
@@ -38,7 +41,7 @@ class Loaded:
             length = counter(context)
             shortest = length if shortest is None else min(shortest, length)
             if length <= tokens:
-                chosen.append(replace(sample, context=context, facts={**sample.facts, "length": length}))
+                chosen.append(replace(sample, context=context, facts={"length": length, **sample.facts}))
         if not chosen and count:
             raise UsageError(
                 f"no context in the file has {tokens} tokens or fewer; allow longer ones: the shortest has {shortest}"

@@ -37,6 +37,7 @@ class Set:
     """Whether what is asked stands without the row's `input`, which is blank in some of these sets."""
 
     def sample(self, row: Row) -> Sample:
+        """What a row of it asks. Raises UsageError."""
         given = row.text("input") if self.asks_itself else row.filled("input")
         text = self.asked.replace("{input}", given).strip()
         context = row.filled("context")

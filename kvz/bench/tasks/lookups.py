@@ -31,6 +31,7 @@ class KeyValue:
     licence: str = "made here"
 
     def samples(self, counter: Counter, tokens: int, count: int, seed: int) -> list[Sample]:
+        """`count` contexts of `tokens` tokens. Raises UsageError for too few."""
         return [self._sample(counter, tokens, generator(seed, "key-value", number)) for number in range(count)]
 
     def _sample(self, counter: Counter, tokens: int, draw: Random) -> Sample:
@@ -64,6 +65,7 @@ class PrefixSuffix:
     licence: str = "made here"
 
     def samples(self, counter: Counter, tokens: int, count: int, seed: int) -> list[Sample]:
+        """`count` contexts of `tokens` tokens. Raises UsageError for too few."""
         return [self._sample(counter, tokens, generator(seed, "prefix-suffix", number)) for number in range(count)]
 
     def _sample(self, counter: Counter, tokens: int, draw: Random) -> Sample:

@@ -33,9 +33,11 @@ class MultiHop:
 
     @property
     def licence(self) -> str:
+        """Where its text comes from."""
         return self.haystack.licence
 
     def samples(self, counter: Counter, tokens: int, count: int, seed: int) -> list[Sample]:
+        """`count` contexts of `tokens` tokens. Raises UsageError for too few."""
         return [self._sample(counter, tokens, generator(seed, "multi-hop", number)) for number in range(count)]
 
     def _sample(self, counter: Counter, tokens: int, draw: Random) -> Sample:

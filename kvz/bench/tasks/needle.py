@@ -26,9 +26,11 @@ class Needle:
 
     @property
     def licence(self) -> str:
+        """Where its text comes from."""
         return self.haystack.licence
 
     def samples(self, counter: Counter, tokens: int, count: int, seed: int) -> list[Sample]:
+        """`count` of them, at depths spread evenly from start to end; one alone is in the middle. Raises UsageError."""
         depths = [0.5] if count == 1 else [number / (count - 1) for number in range(count)]
         return [self._sample(counter, tokens, seed, number, depth) for number, depth in enumerate(depths)]
 

@@ -17,6 +17,7 @@ from kvz.bench.tasks.longbench import load_longbench
 from kvz.bench.tasks.lookups import KeyValue, PrefixSuffix
 from kvz.bench.tasks.multi_hop import MultiHop
 from kvz.bench.tasks.needle import Needle
+from kvz.bench.tasks.needle_file import load_needles
 from kvz.bench.tasks.needles import Needles
 from kvz.bench.tasks.own import load_own
 from kvz.bench.tasks.ruler_files import load_ruler
@@ -27,10 +28,11 @@ from kvz.bench.tasks.ruler_words import CommonWords, FrequentWords
 from kvz.bench.tasks.scbench import load_scbench
 from kvz.bench.tasks.squad import load_squad
 from kvz.bench.tasks.task import Task
+from kvz.bench.tasks.templates import worded
 from kvz.bench.tasks.words import NUMBER, UUID, WORD
 from kvz.errors import UsageError
 
-__all__ = ["RULER", "make_task", "needs_data", "takes_texts", "task_names"]
+__all__ = ["RULER", "make_task", "needs_data", "takes_template", "takes_texts", "task_names"]
 
 _PLAIN: dict[str, Callable[[str], Task]] = {
     "ruler-niah-single-1": partial(Niah, filler=NOISE),
@@ -63,8 +65,15 @@ _FROM_DATA: dict[str, Callable[[str, Path], Task]] = {
     "longbench": load_longbench,
     "ruler": load_ruler,
     "scbench": load_scbench,
+    "needle-file": load_needles,
     "own": load_own,
 }
+_TEMPLATES = {
+    "squad": "short-answer",
+    "gsm8k": "step-by-step",
+    **dict.fromkeys(("ruler-qa-1", "ruler-qa-2", "ruler", "scbench", "needle-file", "own"), "plain"),
+}
+"""The usual template of tasks that have one; LongBench's sets have wordings of their own."""
 
 RULER = tuple(sorted(name for name in {*_PLAIN, *_FROM_TEXTS, *_FROM_DATA} if name.startswith("ruler-")))
 """RULER's thirteen tasks."""
@@ -85,11 +94,16 @@ def takes_texts(name: str) -> bool:
     return name in _FROM_TEXTS
 
 
-def make_task(name: str, data: Path | None = None, texts: Path | None = None) -> Task:
+def takes_template(name: str) -> bool:
+    """Whether the questions of a task can be worded by another template than its usual one."""
+    return name in _TEMPLATES
+
+
+def make_task(name: str, data: Path | None = None, texts: Path | None = None, template: str | None = None) -> Task:
     """The task of that name: over the file `data` if it is read from one, around the .txt files in the folder `texts`.
 
     What a task does not use is ignored: several tasks are often made with the same two. Without `texts`, they are the
-    example documents. Raises UsageError.
+    example documents; without `template`, questions of a file are worded as is usual for the task. Raises UsageError.
     """
     if name in _PLAIN:
         return _PLAIN[name](name)
@@ -100,4 +114,5 @@ def make_task(name: str, data: Path | None = None, texts: Path | None = None) ->
         raise UsageError(f"there is no task {name}; there is {', '.join(near)}")
     if data is None:
         raise UsageError(f"the task {name} is read from a file; name it with --data")
-    return _FROM_DATA[name](name, data)
+    task = _FROM_DATA[name](name, data)
+    return worded(task, template or _TEMPLATES[name]) if name in _TEMPLATES else task

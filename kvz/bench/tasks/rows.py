@@ -58,7 +58,15 @@ class Row:
             raise UsageError(f'{self.where}: "{name}" is not a list of objects')
         return [Row(f"{self.where}, {name} {number}", item) for number, item in enumerate(items, 1)]
 
+    def number(self, name: str, least: float, most: float) -> float:
+        """The number there, from `least` to `most`."""
+        value = self._value((name,))
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
+            raise UsageError(f'{self.where}: "{name}" is not a number from {least:g} to {most:g}')
+        return value
+
     def has(self, name: str) -> bool:
+        """Whether something is there."""
         return self.fields.get(name) is not None
 
     def _present(self, names: tuple[str, ...]) -> str:
@@ -169,15 +177,20 @@ def _from_hub(name: str, config: str | None) -> list[Row]:
         from datasets import load_dataset
     except ImportError:
         raise UsageError(
-            f"no such file: {shown}; to read a hub's data set of that name, pip install datasets"
+            f"no such file: {shown}; to read a hub's data set of that name, pip install 'kvz[data]'"
         ) from None
     try:
         splits = load_dataset(name, config)
     except Exception as error:  # it raises what it likes: connection, HTTP, unknown configuration
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise UsageError(f"cannot load the data set {shown} from the hub: {reason}; give a local file") from error
-    split = next((split for split in _SPLITS if split in splits), next(iter(splits)))
-    return list(_numbered(shown, split, splits[split]))
+    split = next((split for split in (*_SPLITS, *splits) if split in splits), None)
+    if split is None:
+        raise UsageError(f"the data set {shown} has no split; give another, or a local file")
+    rows = list(_numbered(shown, split, splits[split]))
+    if not rows:
+        raise UsageError(f"the data set {shown} holds no rows in its split {split}; give another, or a local file")
+    return rows
 
 
 def _numbered(name: str, split: str, rows: Iterable[dict[str, Any]]) -> Iterable[Row]:

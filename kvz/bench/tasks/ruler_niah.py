@@ -29,9 +29,11 @@ class NeedleField:
 
     @property
     def most(self) -> int | None:
+        """How many different words there are for keys; other kinds do not run out."""
         return MOST_WORDS if self.keys is WORD else None
 
     def sentences(self, draw: Random, taken: Collection[str]) -> Callable[[int], list[str]]:
+        """The first `n` needles of a series; none has a key or a value that is in `taken`, or that another has."""
         used = set(taken)
 
         def another() -> str:
@@ -61,9 +63,11 @@ class Niah:
 
     @property
     def licence(self) -> str:
+        """Where its text comes from."""
         return self.filler.licence
 
     def samples(self, counter: Counter, tokens: int, count: int, seed: int) -> list[Sample]:
+        """`count` contexts of `tokens` tokens. Raises UsageError for too few."""
         return [self._sample(counter, tokens, generator(seed, self.name, number)) for number in range(count)]
 
     def _sample(self, counter: Counter, tokens: int, draw: Random) -> Sample:

@@ -34,6 +34,7 @@ class RulerQa:
     new_tokens: int = 32
 
     def samples(self, counter: Counter, tokens: int, count: int, seed: int) -> list[Sample]:
+        """`count` contexts of `tokens` tokens, one for each question of the file at most. Raises UsageError."""
         order = generator(seed, self.name).sample(self.asked, min(count, len(self.asked)))
         every = list(dict.fromkeys(text for asked in self.asked for text in (*asked.needed, *asked.others)))
         draws = (generator(seed, self.name, number) for number in range(len(order)))

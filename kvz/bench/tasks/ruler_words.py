@@ -34,6 +34,7 @@ class CommonWords:
     licence: str = "made here"
 
     def samples(self, counter: Counter, tokens: int, count: int, seed: int) -> list[Sample]:
+        """`count` contexts of `tokens` tokens. Raises UsageError for too few."""
         return [self._sample(counter, tokens, generator(seed, self.name, number)) for number in range(count)]
 
     def _sample(self, counter: Counter, tokens: int, draw: Random) -> Sample:
@@ -73,6 +74,7 @@ class FrequentWords:
     licence: str = "made here"
 
     def samples(self, counter: Counter, tokens: int, count: int, seed: int) -> list[Sample]:
+        """`count` contexts of `tokens` tokens. Raises UsageError for too few."""
         return [self._sample(counter, tokens, generator(seed, self.name, number)) for number in range(count)]
 
     def _sample(self, counter: Counter, tokens: int, draw: Random) -> Sample:

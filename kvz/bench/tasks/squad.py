@@ -32,6 +32,7 @@ class Squad:
     asked: int = 10
 
     def samples(self, counter: Counter, tokens: int, count: int, seed: int) -> list[Sample]:
+        """`count` contexts of `tokens` tokens at most, fewer where the file ends. Raises UsageError."""
         order = generator(seed, self.name).sample(self.articles, len(self.articles))
         made: list[Sample] = []
         while order and len(made) < count:

@@ -22,10 +22,14 @@ Counter = Callable[[str], int]
 
 @dataclass(frozen=True)
 class Question:
-    """A question and its answers, one or more; whether one is enough or all are wanted is the metric's affair."""
+    """A question and its answers, one or more; whether one is enough or all are wanted is the metric's affair.
+
+    `kind` tells questions of different kinds in one file apart, for a metric that has to.
+    """
 
     text: str
     answers: tuple[str, ...]
+    kind: str = ""
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ def test_refusals(run: Run, line: list[str], tmp_path: Path) -> None:
     run("--method", "snapvk").failed("snapkv", status=2)
     run("--task", "key-value", "--texts", tmp_path).failed("--texts", status=2)
     run("--task", "needle", "--data", tmp_path).failed("--data", status=2)
+    run("--task", "needle", "--template", "plain").failed("--template", status=2)
     run("--task", "needle,,").failed("empty", status=2)
     run("--length", "long").failed("--length", status=2)
     run("--length", "9" * 5000).failed("too large", status=2)
@@ -42,6 +43,19 @@ def test_tasks_named_after_their_data_set_are_measured(run: Run, folder: Path, t
         assert all("score" in cell for cell in measured), measured
         assert json.loads((out / "config.json").read_text())["tasks"] == [task]
         assert f"{measured[0]['task']} 1" in (out / "table.md").read_text()
+
+
+def test_a_run_goes_on_only_with_the_metric_that_it_began_with(run: Run, folder: Path, tmp_path: Path) -> None:
+    row = {"input": "One.\nWhat?", "outputs": ["a", "b"]}
+    words = ["--task", "ruler", "--method", "full", "--length", 300, "--dtype", "float32", "-m", folder, "-q",
+             "--out", tmp_path / "run", "--data"]  # fmt: skip
+    for name in ("vt", "qa_1"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "validation.jsonl").write_text(json.dumps(row) + "\n")
+    run(*words, tmp_path / "vt" / "validation.jsonl").succeeded()
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["metrics"] == {"ruler": "all-found"}
+    run(*words, tmp_path / "vt" / "validation.jsonl").succeeded()
+    run(*words, tmp_path / "qa_1" / "validation.jsonl").failed("another run", "metrics", status=2)
 
 
 def test_a_question_that_cannot_be_asked_fails_its_own_cells(

@@ -73,7 +73,7 @@ def test_every_start_of_a_run_is_in_its_report(tmp_path: Path) -> None:
 def test_what_shapes_results_is_in_the_settings(tiny: LanguageModel) -> None:
     config = config_of(make_settings(["needle"], ["duo", "kvzip"]), tiny)
     prints = tiny.identity.fingerprints
-    assert (config["fingerprint"], config["tokenizer"], config["template"]) == (
+    assert (config["fingerprint"], config["tokenizer"], config["chat_template"]) == (
         prints.model,
         prints.tokenizer,
         prints.template,

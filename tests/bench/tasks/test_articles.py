@@ -168,7 +168,7 @@ def test_a_hubs_rows_of_squad_are_gathered(monkeypatch):
     ]
     load = types.SimpleNamespace(load_dataset=lambda name, config: {"validation": rows})
     monkeypatch.setitem(sys.modules, "datasets", load)
-    [sample] = make_task("squad", Path("some/squad")).samples(words, 120, 5, 0)
+    [sample] = make_task("squad", Path("some/squad"), template="plain").samples(words, 120, 5, 0)
     assert sorted(sample.context.split("\n\n")) == sorted(set(texts))
     assert sorted((q.text, q.answers) for q in sample.questions) == [(f"{n}?", (f"a{n}",)) for n in range(4)]
     rows[1].pop("answers")

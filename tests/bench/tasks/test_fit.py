@@ -83,6 +83,7 @@ def test_needles_are_hidden_at_the_nearest_edge():
     assert hide(sentences, ["N."], [0.34]) == "aaaa. N. bb. cccccccc."
     assert hide(sentences, ["N."], [0.6]) == "aaaa. bb. N. cccccccc."
     assert hide(sentences, ["2.", "1.", "3."], [0.5, 0.1, 1.0]) == "1. aaaa. bb. 2. cccccccc. 3."
+    assert hide(["港口。", "潮水。"], ["N."], [0.5]) == "港口。 N. 潮水。"
 
 
 def test_texts_of_a_folder_are_read(tmp_path):

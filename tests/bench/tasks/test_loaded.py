@@ -13,12 +13,16 @@ import pytest
 from kvz.bench.metrics import METRICS
 from kvz.bench.tasks.longbench import SETS
 from kvz.bench.tasks.registry import make_task, needs_data, takes_texts, task_names
+from kvz.bench.tasks.scbench import SETS as SCBENCH_SETS
+from kvz.bench.tasks.task import Question
 from kvz.errors import UsageError
 from tests.bench.tasks.conftest import filler, words, write_lines
 
 
 def gsm8k_row(number: int) -> dict[str, str]:
-    return {"question": f"How much is {number} and 1000?", "answer": f"{number}+1000.\n#### {number + 1000:,}"}
+    note = f"<<{number}+1000={number + 1000}>>"
+    working = f"{number}+1000 = {note}{number + 1000}, more than 3 < 4.\n#### {number + 1000:,}"
+    return {"question": f"How much is {number} and 1000?", "answer": working}
 
 
 def test_gsm8k_shows_sums_and_asks_others(tmp_path):
@@ -29,6 +33,9 @@ def test_gsm8k_shows_sums_and_asks_others(tmp_path):
     for sample in samples:
         assert 150 < sample.facts["length"] == words(sample.context) <= 200
         assert sample.facts["examples"] == sample.context.count("Question:")
+        assert "<<" not in sample.context
+        assert sample.context.count("more than 3 < 4.") == sample.facts["examples"]
+        assert not re.search(r"\b(\d+)\+1000 = (?!1\1\b)", sample.context), "the results stay"
         shown = set(re.findall(r"How much is (\d+)", sample.context))
         for question in sample.questions:
             [number] = re.findall(r"How much is (\d+)", question.text)
@@ -109,12 +116,37 @@ def test_ruler_files_are_split_before_their_last_line(tmp_path):
         make_task("ruler", write_lines(tmp_path / "b.jsonl", [{"input": "What?", "outputs": ["a"]}]))
 
 
+def ruler_row(**fields: Any) -> dict[str, Any]:
+    return {"context": "One.", "question": "What?", "answer": ["a", "b"], **fields}
+
+
+def test_a_file_of_several_ruler_tasks_is_scored_row_by_row(tmp_path):
+    tasks = ("niah_multivalue", "qa_1", "vt", "qa_squad", "cwe", "qa", "qasper")
+    rows = [ruler_row(task=task, context=task) for task in tasks]
+    for order in (rows, rows[::-1]):
+        task = make_task("ruler", write_lines(tmp_path / "all.jsonl", order))
+        scores = {s.context: task.metric.score("It is b.", s.questions[0]) for s in task.samples(words, 50, 9, 0)}
+        assert scores == {name: 1 if name in ("qa_1", "qa_squad", "qa") else 0.5 for name in tasks}
+        assert task.metric.name == "ruler"
+    only = make_task("ruler", write_lines(tmp_path / "qa_1.jsonl", [ruler_row(task="vt")]))
+    assert only.metric.name == "all-found", "a row's own word comes before the file's name"
+    for rows, line in (([ruler_row(task="vt"), ruler_row()], 2), ([ruler_row(), ruler_row(task="qa_1")], 1)):
+        with pytest.raises(UsageError, match=rf'line {line}: no "task" in it, though other rows have one'):
+            make_task("ruler", write_lines(tmp_path / "some.jsonl", rows))
+    with pytest.raises(UsageError, match='line 1: "task" is not a text'):
+        make_task("ruler", write_lines(tmp_path / "some.jsonl", [ruler_row(task=1)]))
+
+
 def test_scbench_files_are_turns(tmp_path):
     turns = [{"input": "First?", "answer": "one"}, {"input": "Second?", "answer": ["two", "zwei"]}]
     task = make_task("scbench", write_lines(tmp_path / "scbench_kv.jsonl", [{"context": "C", "multi_turns": turns}]))
     [sample] = task.samples(words, 50, 1, 0)
     assert (task.name, task.turns, task.shared, task.new_tokens) == ("scbench-kv", True, True, 150)
     assert [(q.text, q.answers) for q in sample.questions] == [("First?", ("one",)), ("Second?", ("two", "zwei"))]
+    assert task.metric.score("It is one.", sample.questions[0]) == 1
+    assert task.metric.score("It is One.", sample.questions[0]) == 0, "SCBench looks for a value as it is written"
+    folded = {name: row[0].score("ONE", Question("", ("one",))) for name, row in SCBENCH_SETS.items()}
+    assert folded == {"kv": 0, "kv_hard": 0, "hashhop": 0, "prefix_suffix": 0, "qa_eng": 1, "many_shot": 1, "vt": 1}
     with pytest.raises(UsageError, match=r"no set of SCBench known here .* kv"):
         make_task("scbench", tmp_path / "scbench_kw.jsonl")
     bad = write_lines(tmp_path / "scbench_vt.jsonl", [{"context": "C", "multi_turns": [turns[0], {"input": "x"}]}])
@@ -228,12 +260,14 @@ def test_texts_are_for_the_tasks_that_take_them(tmp_path):
 
 def test_a_hub_is_asked_for_what_is_no_file(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(UsageError, match=r"no such file: some/set; .* pip install datasets"):
+    with pytest.raises(UsageError, match=r"no such file: some/set; .* pip install 'kvz\[data\]'"):
         make_task("own", Path("some/set"))
 
     def load(name: str, config: str | None) -> dict[str, list[dict[str, Any]]]:
         if name == "some/unreachable":
             raise ConnectionError("no route\nand more")
+        if name.startswith("some/empty"):
+            return {} if name == "some/empty" else {"train": [own_row()], "validation": []}
         assert (name, config) == ("some/set", "part")
         return {"train": [{}], "test": [own_row()]}
 
@@ -241,3 +275,9 @@ def test_a_hub_is_asked_for_what_is_no_file(monkeypatch):
     assert make_task("own", Path("some/set:part")).samples(words, 9, 1, 0)[0].context == "The key is blue."
     with pytest.raises(UsageError, match="cannot load the data set some/unreachable from the hub: no route; give a l"):
         make_task("own", Path("some/unreachable"))
+    for task in filter(needs_data, task_names()):
+        if task != "scbench":  # which goes by the name
+            with pytest.raises(UsageError, match="the data set some/empty has no split; give another"):
+                make_task(task, Path("some/empty"))
+            with pytest.raises(UsageError, match="the data set some/empty-split holds no rows in its split validation"):
+                make_task(task, Path("some/empty-split"))
