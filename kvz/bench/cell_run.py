@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,8 @@ from kvz.bench.prefilled import Made, Prefilled, Talk
 from kvz.bench.repeat_kv import repeat_kv_reading
 from kvz.bench.teacher import agreement_of
 from kvz.cache.tail import Tail
+from kvz.decode.archive_store import read_of
 from kvz.decode.conversation import Conversation
-from kvz.decode.decoding import Reading
 from kvz.decode.run import Answer
 from kvz.decode.session import Session
 from kvz.documents import document_from_text
@@ -47,7 +47,9 @@ class _Asked:
     kl: list[float] = field(default_factory=list)
     made: list[Made] = field(default_factory=list)
     policies: set[str] = field(default_factory=set)
+    held: list[int] = field(default_factory=list)
     step_bytes: list[float] = field(default_factory=list)
+    prepare_seconds: list[float] = field(default_factory=list)
 
 
 @torch.inference_mode()
@@ -63,11 +65,10 @@ def measure(prefilled: Prefilled, cell: Planned, metric: Metric, stored: bool) -
             _ask(prefilled, cell, made, talks, metric, asked)
         held = peak()
     first = asked.made[0]
-    own = max(made.cache.nbytes + made.cache.index_nbytes for made in asked.made)
     shared = prefilled.shared_bytes - (prefilled.whole[0].nbytes if not method.evicts else 0)
     return {
         **_results(asked),
-        "kv_bytes": own,
+        "kv_bytes": max(asked.held),
         "step_bytes": round(statistics.fmean(asked.step_bytes)),
         "peak_bytes": None if held is None else held - shared,
         "whole": method.evicts and first.demand.keeps_everything,
@@ -75,7 +76,7 @@ def measure(prefilled: Prefilled, cell: Planned, metric: Metric, stored: bool) -
         "seconds": {
             "prefill": prefilled.prefill_seconds,
             "score": statistics.fmean(made.score_seconds for made in asked.made),
-            **(_stored(prefilled, first) if stored else {}),
+            **(_stored(prefilled, first, asked.prepare_seconds[0]) if stored else {}),
             **_answer_seconds(asked.answers),
         },
     }
@@ -118,7 +119,9 @@ def _archives(prefilled: Prefilled, cell: Planned) -> Iterator[tuple[str | None,
 
 def _ask(prefilled: Prefilled, cell: Planned, made: Made, talks: Sequence[Talk], metric: Metric, asked: _Asked) -> None:
     method = cell.method
+    began = time.perf_counter()
     session = prefilled.session(made.cache, method)
+    asked.prepare_seconds.append(time.perf_counter() - began)
     teacher = prefilled.teacher(session.cache, session.reading, cell.turns)
     for talk in talks:
         answers = _answers(prefilled, session, method, talk, cell.turns)
@@ -130,7 +133,8 @@ def _ask(prefilled: Prefilled, cell: Planned, made: Made, talks: Sequence[Talk],
             asked.scores.append(metric.score(answer.text, question))
             asked.agreement.append(same)
             asked.kl.append(divergence)
-        asked.step_bytes.append(_read_bytes(session.reading, teacher.tokens.read))
+        asked.step_bytes.append(read_of(session.cache, teacher.tokens).nbytes)
+        asked.held.append(session.archive_nbytes + teacher.tokens.held_nbytes)
     asked.made.append(made)
     asked.policies.add(session.policy)
 
@@ -160,14 +164,8 @@ def _answer_seconds(answers: Sequence[Answer]) -> dict[str, float]:
     return {**times, "token": statistics.median(steps)} if steps else times
 
 
-def _read_bytes(reading: Reading, read: Callable[[int], float]) -> float:
-    """Bytes of the archive that a step reads, with what it takes to choose them."""
-    layers = enumerate(reading.cache.layers)
-    return sum(read(i) * 2 * x.keys.shape[1] * x.keys.element_size() for i, x in layers)
-
-
-def _stored(prefilled: Prefilled, made: Made) -> dict[str, float]:
-    """Seconds to evict and write the archive, and to load it with its checksums verified."""
+def _stored(prefilled: Prefilled, made: Made, prepare_seconds: float) -> dict[str, float]:
+    """Seconds to evict, to make what a policy chooses by and to write the archive; to load it, checksums verified."""
     model, frame = prefilled.model, prefilled.context.frame
     source = document_from_text(prefilled.sample.context, "context")
     parameters = parameters_of(made.recipe, model, frame, len(prefilled.context.ids))
@@ -184,4 +182,4 @@ def _stored(prefilled: Prefilled, made: Made) -> dict[str, float]:
             loaded = time.perf_counter()
     except (OutputError, OSError):  # no room for it: the times are left out
         return {}
-    return {"write": made.evict_seconds + written - began, "load": loaded - written}
+    return {"write": made.evict_seconds + prepare_seconds + written - began, "load": loaded - written}

@@ -106,7 +106,6 @@ def _measure(
     baseline.feed(archive.token_ids.tolist())
     question = question_ids(model.tokenizer, seam_of(archive.manifest), _QUESTION)
     capacity = len(question) + new + 1
-    pair = 2 * model.geometry.shapes[0].head_dim * model.dtype.itemsize
     weights = sum(p.numel() * p.element_size() for p in baseline.network.parameters())
     sides: dict[str, Side] = {_FULL: baseline}
     read = {_FULL: weights + baseline.kv_bytes}
@@ -114,7 +113,7 @@ def _measure(
         policy, _, budget = name.partition("@")
         side = ArchiveSide(model, archive, Decoding(policy, int(budget) if budget else None), capacity)
         sides[name] = side
-        read[name] = weights + int(side.reading.pairs_read() * pair)
+        read[name] = weights + int(side.reading.read().nbytes)
     seconds = _take_turns(sides, question, new)
     note(f"{length} tokens measured")
     return {

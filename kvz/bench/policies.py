@@ -143,7 +143,7 @@ def _asked(model: LanguageModel, read: ReadContext, reading: ArchiveReading) -> 
     reader = Reader(model, reading.cache, reading)
     asked = [rounded(asdict(reader.agreement(answer))) for answer in read.answers]
     full = [index for index, layer in enumerate(reading.cache.layers) if layer.window is None]
-    pairs = sum(reader.tokens.read(layer) for layer in full) / model.geometry.rows_total - read.context.prefix
+    pairs = sum(reader.tokens.read(layer).pairs for layer in full) / model.geometry.rows_total - read.context.prefix
     return {"pairs": round(pairs, 1), "asked": asked}
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +23,7 @@ from kvz.bench.tasks.task import Question, Sample
 from kvz.bench.teacher import Teacher, agreement_of
 from kvz.decode.conversation import Conversation
 from kvz.decode.decoding import Decoding
+from kvz.decode.policies.quest import Quest
 from kvz.models.language_model import LanguageModel
 from kvz.scoring.snapkv import SnapKV
 from tests.conftest import TEXT
@@ -66,6 +69,27 @@ def test_answers_are_those_of_archives(prefilled: Prefilled, tiny: LanguageModel
     assert part["step_bytes"] == pytest.approx(pairs * 2 * 16 * 4, abs=1)
     talk = Conversation(archive.session(decoding=Decoding()))
     assert measured(prefilled, "kvzip@0.3", "multi-turn")["answers"] == [talk.ask(text, NEW).text for text in QUESTIONS]
+
+
+def test_what_a_policy_makes_to_choose_by_is_stored_and_timed(
+    prefilled: Prefilled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens, heads, full = len(prefilled.context.ids), 2 * 3, measured(prefilled, "full")
+    quest, exact = measured(prefilled, "quest@64"), measured(prefilled, "exact-topk@64")
+    assert quest["kv_bytes"] == full["kv_bytes"] + heads * math.ceil(tokens / 16) * 2 * 16 * 4  # both bounds, float32
+    assert exact["kv_bytes"] == full["kv_bytes"]
+    keys, prefix = tokens * 16 * 4, prefilled.context.prefix * 2 * 16 * 4
+    assert exact["step_bytes"] == heads * (keys + 64 * 16 * 4 + prefix)
+    several = measured(prefilled, "rocketkv-mt@16", "multi-turn")
+    assert several["kv_bytes"] > full["kv_bytes"] + heads * 16 * (2 * 16 * 4 + 4)  # copies of what is open
+    prepare = Quest.prepare_layer
+
+    def slowly(*arguments: Any) -> None:
+        time.sleep(0.1)
+        prepare(*arguments)
+
+    monkeypatch.setattr(Quest, "prepare_layer", slowly)
+    assert measured(prefilled, "quest@64")["seconds"]["write"] > 0.3 > quest["seconds"]["write"]
 
 
 def test_a_question_is_seen_in_single_shot_only(prefilled: Prefilled, tiny: LanguageModel) -> None:
