@@ -118,7 +118,7 @@ before the first answer, so it is for many questions or long answers. Answers ma
 | `first_token_seconds`, `token_seconds` | time to the first token, and for each one after it (null if there is none) |
 | `kv_bytes` | bytes of the archive's cache and of the question's own, while answering |
 | `policy` | how the answer's tokens read the archive |
-| `pairs_read` | pairs that each of them read, over all heads, prefix and budgeted choosing included (null without any) |
+| `pairs_read` | pairs that each of them read, over all heads, prefix and paid choosing included (null without any) |
 | `error` | in place of all fields but the first two: why the question could not be answered |
 """,
     "chat": """\

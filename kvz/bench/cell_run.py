@@ -29,7 +29,7 @@ from kvz.documents import document_from_text
 from kvz.errors import OutputError
 from kvz.manifest_of import manifest_of, parameters_of
 
-__all__ = ["Part", "measure", "measure_expanded"]
+__all__ = ["Part", "answer_expanded", "measure", "measure_expanded"]
 
 Part = dict[str, Any]
 """What one context gave for a cell, as its line in samples.jsonl has it."""
@@ -86,13 +86,8 @@ def measure(prefilled: Prefilled, cell: Planned, metric: Metric, stored: bool) -
 def measure_expanded(prefilled: Prefilled, full: Part) -> Part:
     """The full cache's own results, with the time and bytes of steps that expand keys and values to query heads."""
     cache = prefilled.whole[0]
-    session = prefilled.session(cache)
-    reading = repeat_kv_reading(cache)
-    question = prefilled.sample.questions[0].text
-    ids = session.ids_of(question)
-    tail = Tail(prefilled.model.geometry.shapes, len(ids) + _STEPS, prefilled.model.dtype, prefilled.model.device)
     with watched(prefilled.model.device) as peak:
-        answer = session.answer(ids, session.growing(len(ids), _STEPS), tail, reading, lambda piece: None)
+        answer = answer_expanded(prefilled)
         held = peak()
     heads = prefilled.model.geometry.query_heads
     step = 0.0
@@ -103,7 +98,17 @@ def measure_expanded(prefilled: Prefilled, full: Part) -> Part:
     if answer.token_seconds is not None:
         times["token"] = answer.token_seconds
     peak_bytes = None if held is None else held - prefilled.shared_bytes + cache.nbytes
-    return {**full, "step_bytes": round(step), "peak_bytes": peak_bytes, "policy": reading.policy, "seconds": times}
+    return {**full, "step_bytes": round(step), "peak_bytes": peak_bytes, "policy": answer.policy, "seconds": times}
+
+
+@torch.inference_mode()
+def answer_expanded(prefilled: Prefilled) -> Answer:
+    """The first question's answer, its first tokens, from keys and values that are expanded to query heads."""
+    cache = prefilled.whole[0]
+    session, reading = prefilled.session(cache), repeat_kv_reading(cache)
+    ids = session.ids_of(prefilled.sample.questions[0].text)
+    tail = Tail(prefilled.model.geometry.shapes, len(ids) + _STEPS, prefilled.model.dtype, prefilled.model.device)
+    return session.answer(ids, session.growing(len(ids), _STEPS), tail, reading, lambda piece: None)
 
 
 def _archives(prefilled: Prefilled, cell: Planned) -> Iterator[tuple[str | None, list[Talk]]]:
