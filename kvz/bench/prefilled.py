@@ -20,13 +20,13 @@ from kvz.cache.index import with_index
 from kvz.cache.ragged import RaggedCache, survivors
 from kvz.decode.conversation import Conversation
 from kvz.decode.decoding import Reading, dense_reading
-from kvz.decode.run import Answer
+from kvz.decode.run import Answer, Growing
 from kvz.decode.session import Session
 from kvz.demand import demand_of
 from kvz.errors import KvzError
 from kvz.models.language_model import LanguageModel
 from kvz.models.prefill import prefill
-from kvz.prompt import later_ids, make_frame, make_turn, question_ids
+from kvz.prompt import Seam, later_ids, make_frame, make_turn, question_ids
 from kvz.recipe import Recipe
 from kvz.scoring.allocation import Demand, select
 from kvz.scoring.method import Context, ScoringMethod
@@ -158,7 +158,7 @@ class Prefilled:
                 ids = later_ids(self.model.tokenizer, turn, question.text)
             else:
                 ids = question_ids(self.model.tokenizer, session.seam, question.text)
-            script.append((ids, answer.ids))
+            script.append((ids, _said(self.model, session.seam, answer)))
         teacher = Teacher(self.model, session.cache, dense_reading(session.cache), _room_for([script]))
         return Talk(tuple(questions), answers, script, tuple(teacher.read(script)))
 
@@ -166,6 +166,14 @@ class Prefilled:
         full, geometry = self.context.cache, self.model.geometry
         layers = (survivors(full, i, kept[geometry.rows(i)], self.context.prefix) for i in range(full.layers))
         return RaggedCache(tuple(layers), full.length)
+
+
+def _said(model: LanguageModel, seam: Seam, answer: Answer) -> list[int]:
+    """An answer's ids without those of a text that ended it: what a conversation goes on from."""
+    growing = Growing(model, seam, len(answer.ids) + 1, "length", None)
+    for token in answer.ids:
+        growing.accept(token)
+    return growing.said
 
 
 def _room_for(scripts: Iterable[Script]) -> int:

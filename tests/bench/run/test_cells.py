@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,10 @@ from kvz.bench.teacher import Teacher, agreement_of
 from kvz.decode.conversation import Conversation
 from kvz.decode.decoding import Decoding
 from kvz.decode.policies.quest import Quest
-from kvz.models.language_model import LanguageModel
+from kvz.models.language_model import LanguageModel, load_model
 from kvz.scoring.snapkv import SnapKV
 from tests.conftest import TEXT
+from tests.tiny import make_model_folder
 
 QUESTIONS = ("Where is the key?", "Who keeps the ledger?")
 SAMPLE = Sample(TEXT, tuple(Question(text, ("clock",)) for text in QUESTIONS), {"depth": 0.5, "length": 200})
@@ -109,6 +111,38 @@ def test_a_conversation_is_what_transformers_reads(prefilled: Prefilled, tiny_fo
         ids += [*question, *answer]
         logits = network(torch.tensor([ids])).logits[0, -len(answer) - 1 :]
         torch.testing.assert_close(told.double(), logits.log_softmax(-1), atol=1e-3, rtol=1e-3)
+
+
+def test_turns_are_those_of_the_conversation_where_a_text_ends_answers(tmp_path: Path) -> None:
+    """Without a chat template; what ends an answer is cut, here and where the conversation goes on."""
+    model = load_model(str(make_model_folder(tmp_path, template=None)), "cpu", "float32")
+    questions = ("Where?", "Why?")
+    prefilled = Prefilled(model, Sample(TEXT, tuple(Question(text, ("clock",)) for text in questions)), 12)
+    text = model.tokenizer.decode(prefilled.session(prefilled.whole[0]).ask(questions[0], 12).ids)
+    stop = next(c for c in text[2:] if c not in ("\ufffd", *text[:2]))
+    frame = prefilled.context.frame
+    cut = replace(frame, seam=replace(frame.seam, stop_texts=(stop,)))
+    prefilled.context = replace(prefilled.context, frame=cut)
+    conversation = Conversation(prefilled.session(prefilled.whole[0]))
+    answers = [conversation.ask(question, 12) for question in questions]
+    assert answers[0].stop == "end"
+    [talk] = prefilled.talks(True)
+    script = [token for turn in talk.script for ids in turn for token in ids]
+    encode = model.tokenizer.encode_plain
+    assert stop not in model.tokenizer.decode(talk.script[0][1])
+    assert script[: conversation.history] == [
+        *encode(f"\n\nQuestion: {questions[0]}\nAnswer:"),
+        *answers[0].ids[: answers[0].ids.index(encode(stop)[0])],
+        *encode(f"\n\nQuestion: {questions[1]}\nAnswer:"),
+        *talk.script[1][1],
+    ]
+    assert len(script) == conversation.history
+    teacher = prefilled.teacher(prefilled.whole[0], prefilled.session(prefilled.whole[0]).reading, True)
+    teacher.read(talk.script)
+    length = conversation._tail.length
+    for layer in range(model.geometry.layers):
+        ours, theirs = (tail._keys[layer][:, :, :length] for tail in (teacher._tail, conversation._tail))
+        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
 
 
 def test_agreement_by_hand() -> None:
