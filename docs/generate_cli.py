@@ -199,7 +199,7 @@ prints them as objects with `estimated_seconds`, `contexts`, and `skipped` (null
 | `agreement`, `kl` | share of tokens that the full cache chooses too, and divergence from it in nats a token |
 | `kv_bytes`, `step_bytes` | bytes in memory of the archive and what is chosen by; those that a step reads |
 | `floor_seconds` | time to read those bytes and the weights at the machine's measured bandwidth |
-| `peak_bytes` | most memory held, without what the run holds for all methods; null where the system does not say |
+| `peak_bytes` | most memory that the method takes, weights not counted; null where the system does not say |
 | `seconds` | `prefill`, `score`, `write`, `load`, `first_token`, and `token`: each one after it |
 | `contexts`, `questions`, `new_tokens` | how many there were, and the mean length of an answer |
 | `policy` | how the tokens of answers read the archive |

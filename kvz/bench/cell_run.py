@@ -13,9 +13,8 @@ from typing import Any
 import torch
 
 from kvz.archive import Archive, load
-from kvz.bench.methods import Method
 from kvz.bench.metrics import Metric
-from kvz.bench.peak import watched
+from kvz.bench.peak import most_of, watched
 from kvz.bench.plan import Planned
 from kvz.bench.prefilled import Made, Prefilled, Talk
 from kvz.bench.repeat_kv import repeat_kv_reading
@@ -23,6 +22,7 @@ from kvz.bench.teacher import agreement_of
 from kvz.cache.tail import Tail
 from kvz.decode.archive_store import read_of
 from kvz.decode.conversation import Conversation
+from kvz.decode.decoding import DENSE
 from kvz.decode.run import Answer
 from kvz.decode.session import Session
 from kvz.documents import document_from_text
@@ -49,7 +49,9 @@ class _Asked:
     policies: set[str] = field(default_factory=set)
     held: list[int] = field(default_factory=list)
     step_bytes: list[float] = field(default_factory=list)
+    score_seconds: list[float] = field(default_factory=list)
     prepare_seconds: list[float] = field(default_factory=list)
+    peaks: list[int | None] = field(default_factory=list)
 
 
 @torch.inference_mode()
@@ -59,23 +61,22 @@ def measure(prefilled: Prefilled, cell: Planned, metric: Metric, stored: bool) -
     Raises Impossible, and whatever goes wrong.
     """
     method, asked = cell.method, _Asked()
-    with watched(prefilled.model.device) as peak:
-        for question, talks in _archives(prefilled, cell):
-            made = prefilled.made(method, question)
-            _ask(prefilled, cell, made, talks, metric, asked)
-        held = peak()
+    for question, talks in _archives(prefilled, cell):
+        scored = prefilled.scored(method, question)
+        asked.score_seconds.append(scored.seconds if scored else 0.0)
+        asked.peaks += [scored.rise] if scored else []
+        _ask(prefilled, cell, question, talks, metric, asked)
     first = asked.made[0]
-    shared = prefilled.shared_bytes - (prefilled.whole[0].nbytes if not method.evicts else 0)
     return {
         **_results(asked),
         "kv_bytes": max(asked.held),
         "step_bytes": round(statistics.fmean(asked.step_bytes)),
-        "peak_bytes": None if held is None else held - shared,
+        "peak_bytes": most_of(asked.peaks),
         "whole": method.evicts and first.demand.keeps_everything,
         "policy": ", ".join(sorted(asked.policies)),
         "seconds": {
             "prefill": prefilled.prefill_seconds,
-            "score": statistics.fmean(made.score_seconds for made in asked.made),
+            "score": statistics.fmean(asked.score_seconds),
             **(_stored(prefilled, first, asked.prepare_seconds[0]) if stored else {}),
             **_answer_seconds(asked.answers),
         },
@@ -86,9 +87,9 @@ def measure(prefilled: Prefilled, cell: Planned, metric: Metric, stored: bool) -
 def measure_expanded(prefilled: Prefilled, full: Part) -> Part:
     """The full cache's own results, with the time and bytes of steps that expand keys and values to query heads."""
     cache = prefilled.whole[0]
-    with watched(prefilled.model.device) as peak:
+    with watched(prefilled.model.device) as risen:
         answer = answer_expanded(prefilled)
-        held = peak()
+        rise = risen()
     heads = prefilled.model.geometry.query_heads
     step = 0.0
     for layer in cache.layers:  # those that slide are never expanded
@@ -97,7 +98,7 @@ def measure_expanded(prefilled: Prefilled, full: Part) -> Part:
     times = {name: value for name, value in full["seconds"].items() if name != "token"}
     if answer.token_seconds is not None:
         times["token"] = answer.token_seconds
-    peak_bytes = None if held is None else held - prefilled.shared_bytes + cache.nbytes
+    peak_bytes = None if rise is None else cache.nbytes + rise
     return {**full, "step_bytes": round(step), "peak_bytes": peak_bytes, "policy": answer.policy, "seconds": times}
 
 
@@ -122,32 +123,51 @@ def _archives(prefilled: Prefilled, cell: Planned) -> Iterator[tuple[str | None,
         yield None, talks
 
 
-def _ask(prefilled: Prefilled, cell: Planned, made: Made, talks: Sequence[Talk], metric: Metric, asked: _Asked) -> None:
-    method = cell.method
-    began = time.perf_counter()
-    session = prefilled.session(made.cache, method)
-    asked.prepare_seconds.append(time.perf_counter() - began)
+def _ask(
+    prefilled: Prefilled, cell: Planned, question: str | None, talks: Sequence[Talk], metric: Metric, asked: _Asked
+) -> None:
+    session, answered = _served(prefilled, cell, question, talks, asked)
     teacher = prefilled.teacher(session.cache, session.reading, cell.turns)
-    for talk in talks:
-        answers = _answers(prefilled, session, method, talk, cell.turns)
-        for question, answer, full, ours in zip(
+    for talk, answers in zip(talks, answered, strict=True):
+        for asks, answer, full, ours in zip(
             talk.questions, answers, talk.log_probs, teacher.read(talk.script), strict=True
         ):
             same, divergence = agreement_of(full, ours)
             asked.answers.append(answer)
-            asked.scores.append(metric.score(answer.text, question))
+            asked.scores.append(metric.score(answer.text, asks))
             asked.agreement.append(same)
             asked.kl.append(divergence)
         asked.step_bytes.append(read_of(session.cache, teacher.tokens).nbytes)
         asked.held.append(session.archive_nbytes + teacher.tokens.held_nbytes)
-    asked.made.append(made)
     asked.policies.add(session.policy)
 
 
-def _answers(prefilled: Prefilled, session: Session, method: Method, talk: Talk, turns: bool) -> Sequence[Answer]:
-    """Greedy answers; those of the full cache were given already."""
-    if not method.evicts and session.policy == "dense":
-        return talk.answers
+def _served(
+    prefilled: Prefilled, cell: Planned, question: str | None, talks: Sequence[Talk], asked: _Asked
+) -> tuple[Session, list[Sequence[Answer]]]:
+    """A session over an archive that is made with a `question`, and its greedy answers.
+
+    Memory is watched from evicting to the last answer. A full cache was there before, and is counted in addition.
+    """
+    whole = prefilled.whole[0].nbytes
+    with watched(prefilled.model.device) as risen:
+        made = prefilled.made(cell.method, question)
+        began = time.perf_counter()
+        session = prefilled.session(made.cache, cell.method)
+        asked.prepare_seconds.append(time.perf_counter() - began)
+        if known := not cell.method.evicts and session.policy == DENSE:  # the full cache's, which were given already
+            answered: list[Sequence[Answer]] = [talk.answers for talk in talks]
+        else:
+            answered = [_answers(prefilled, session, talk, cell.turns) for talk in talks]
+        rise = risen()
+    rises = [rise, *(talk.rise for talk in talks if known)]
+    there = whole if made.demand.keeps_everything else 0
+    asked.peaks += [None if rise is None else rise + there for rise in rises]
+    asked.made.append(made)
+    return session, answered
+
+
+def _answers(prefilled: Prefilled, session: Session, talk: Talk, turns: bool) -> Sequence[Answer]:
     asker = Conversation(session) if turns else session
     return [asker.ask(question.text, prefilled.new_tokens) for question in talk.questions]
 

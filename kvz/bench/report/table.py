@@ -22,7 +22,7 @@ MEANINGS = {
     "a token, first token": "seconds a token of an answer, and from the question to the first one",
     "floor": "the least that a token can take: reading the weights and the bytes of a step once from memory",
     "compress, load": "seconds to prefill, score and write an archive, and to load it",
-    "peak memory": "the most that was held while an archive was made and asked, the full cache's not counted",
+    "peak memory": "the most that scoring takes, or that is held from evicting to the last answer, without weights",
 }
 """What the columns of a table are, in a line each; docs/benchmarks.md has the rest."""
 
