@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import statistics
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from kvz.archive import Archive, load
 from kvz.bench.metrics import Metric
 from kvz.bench.peak import most_of, watched
 from kvz.bench.plan import Planned
 from kvz.bench.prefilled import Made, Prefilled, Talk
 from kvz.bench.repeat_kv import repeat_kv_reading
+from kvz.bench.stored import stored_seconds
 from kvz.bench.teacher import agreement_of
 from kvz.cache.tail import Tail
 from kvz.decode.archive_store import read_of
@@ -25,9 +23,6 @@ from kvz.decode.conversation import Conversation
 from kvz.decode.decoding import DENSE
 from kvz.decode.run import Answer
 from kvz.decode.session import Session
-from kvz.documents import document_from_text
-from kvz.errors import OutputError
-from kvz.manifest_of import manifest_of, parameters_of
 
 __all__ = ["Part", "answer_expanded", "measure", "measure_expanded"]
 
@@ -77,7 +72,7 @@ def measure(prefilled: Prefilled, cell: Planned, metric: Metric, stored: bool) -
         "seconds": {
             "prefill": prefilled.prefill_seconds,
             "score": statistics.fmean(asked.score_seconds),
-            **(_stored(prefilled, first, asked.prepare_seconds[0]) if stored else {}),
+            **(_stored(prefilled, asked) if stored else {}),
             **_answer_seconds(asked.answers),
         },
     }
@@ -182,29 +177,14 @@ def _results(asked: _Asked) -> Part:
     }
 
 
+def _stored(prefilled: Prefilled, asked: _Asked) -> dict[str, float]:
+    """To evict, to make what a policy chooses by and to write the first archive; to load it."""
+    seconds = stored_seconds(prefilled, asked.made[0])
+    return {**seconds, "write": seconds["write"] + asked.prepare_seconds[0]} if seconds else {}
+
+
 def _answer_seconds(answers: Sequence[Answer]) -> dict[str, float]:
     """Medians over answers: the first call of a kernel compiles it."""
     times = {"first_token": statistics.median(answer.first_token_seconds for answer in answers)}
     steps = [answer.token_seconds for answer in answers if answer.token_seconds is not None]
     return {**times, "token": statistics.median(steps)} if steps else times
-
-
-def _stored(prefilled: Prefilled, made: Made, prepare_seconds: float) -> dict[str, float]:
-    """Seconds to evict, to make what a policy chooses by and to write the archive; to load it, checksums verified."""
-    model, frame = prefilled.model, prefilled.context.frame
-    source = document_from_text(prefilled.sample.context, "context")
-    parameters = parameters_of(made.recipe, model, frame, len(prefilled.context.ids))
-    manifest = manifest_of(source, model, made.recipe, frame, parameters, 0, made.kept, made.demand.budget)
-    ids = torch.tensor([*frame.prefix_ids, *prefilled.context.ids], dtype=torch.int32)
-    archive = Archive(manifest, made.cache, ids)
-    try:
-        with tempfile.TemporaryDirectory(prefix="kvz-bench-") as folder:
-            path = Path(folder) / "bench.kvz"
-            began = time.perf_counter()
-            archive.save(path)
-            written = time.perf_counter()
-            load(path)
-            loaded = time.perf_counter()
-    except (OutputError, OSError):  # no room for it: the times are left out
-        return {}
-    return {"write": made.evict_seconds + prepare_seconds + written - began, "load": loaded - written}
