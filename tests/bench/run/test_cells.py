@@ -168,10 +168,12 @@ def test_a_cell_is_the_mean_over_contexts(prefilled: Prefilled) -> None:
     part = {**measured(prefilled, "full"), "facts": SAMPLE.facts}
     given = ([1.0, 1.0], 7), ([0.0, 1.0], 9), ([0.5, 0.5], 8)
     parts = [{**part, "scores": scores, "peak_bytes": peak} for scores, peak in given]
-    cell = cell_of(planned("full", "multi-query"), parts, weight_bytes=1000, bandwidth=2e3)
+    cell = cell_of(planned("full", "multi-query"), parts, weight_bytes=1000, bandwidth=2e12)
     assert cell["score"] == pytest.approx((1 + 0.5 + 0.5) / 3)
     assert 0.5 <= cell["score_low"] <= cell["score"] <= cell["score_high"] <= 1
-    assert cell["floor_seconds"] == pytest.approx((1000 + part["step_bytes"]) / 2e3)
+    assert cell["floor_seconds"] == pytest.approx((1000 + part["step_bytes"]) / 2e12)
+    slow = cell_of(planned("full", "multi-query"), parts, weight_bytes=1000, bandwidth=1.0)
+    assert "floor_seconds" not in slow  # a step took less
     assert [fact["score"] for fact in cell["facts"]] == [1, 0.5, 0.5]
     assert {"prefill", "score", "write", "load", "first_token", "token"} == set(cell["seconds"])
     assert cell["peak_bytes"] == 9
