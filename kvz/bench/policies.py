@@ -21,8 +21,6 @@ from kvz.bench.contexts import (
     ReadContext,
     add_data_options,
     described,
-    everything,
-    pruned,
     read_context,
     readings_of,
     rounded,
@@ -30,6 +28,7 @@ from kvz.bench.contexts import (
 )
 from kvz.bench.documents import EXAMPLES
 from kvz.bench.full_answers import Reader
+from kvz.bench.full_context import everything, pruned
 from kvz.bench.lookups import make_lookups, make_needles
 from kvz.bench.machine import describe_machine
 from kvz.bench.pages import fill_place

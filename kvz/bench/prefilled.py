@@ -13,12 +13,13 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from kvz.bench.full_context import everything, prefill_context, pruned
 from kvz.bench.methods import Method
 from kvz.bench.peak import watched
 from kvz.bench.tasks.task import Question, Sample
 from kvz.bench.teacher import Script, Teacher
 from kvz.cache.index import with_index
-from kvz.cache.ragged import RaggedCache, survivors
+from kvz.cache.ragged import RaggedCache
 from kvz.decode.conversation import Conversation
 from kvz.decode.decoding import Reading, dense_reading
 from kvz.decode.run import Answer, Growing
@@ -26,15 +27,12 @@ from kvz.decode.session import Session
 from kvz.demand import demand_of
 from kvz.errors import KvzError
 from kvz.models.language_model import LanguageModel
-from kvz.models.prefill import prefill
 from kvz.prompt import Seam, later_ids, make_frame, make_turn, question_ids
 from kvz.recipe import Recipe
 from kvz.scoring.allocation import Demand, select
-from kvz.scoring.method import Context, ScoringMethod
+from kvz.scoring.method import ScoringMethod
 
 __all__ = ["Impossible", "Made", "Prefilled", "Scored", "Talk", "check_room"]
-
-_MOST_REPLAYED = 512  # tokens: more than any method's window
 
 
 class Impossible(Exception):
@@ -84,12 +82,7 @@ class Prefilled:
         self.model = model
         self.sample = sample
         self.new_tokens = new_tokens
-        frame = make_frame(model.tokenizer, model.end_ids)
-        ids = model.tokenizer.encode_plain(sample.context)
-        began = time.perf_counter()
-        full = prefill(model, [*frame.prefix_ids, *ids], slack=_MOST_REPLAYED)
-        self.prefill_seconds = time.perf_counter() - began
-        self.context = Context(frame, tuple(ids), full)
+        self.context, self.prefill_seconds = prefill_context(model, sample.context)
         self._scores: dict[ScoringMethod, Scored] = {}
         self._talks: dict[bool, list[Talk]] = {}
 
@@ -97,8 +90,7 @@ class Prefilled:
     def whole(self) -> tuple[RaggedCache, float]:
         """The full cache as an archive has it, and the seconds of making it."""
         began = time.perf_counter()
-        everything = torch.ones(self.model.geometry.rows_total, len(self.context.ids), dtype=torch.bool)
-        return self._pruned(everything), time.perf_counter() - began
+        return everything(self.model, self.context), time.perf_counter() - began
 
     def talks(self, turns: bool) -> list[Talk]:
         """What is asked: one conversation if the questions are `turns`, else each question alone."""
@@ -139,7 +131,7 @@ class Prefilled:
             scores = self._score(recipe.method).scores
             began = time.perf_counter()
             kept = select(scores, demand, recipe.allocation)
-            cache = self._pruned(kept)
+            cache = pruned(self.model, self.context, kept)
             evict_seconds = time.perf_counter() - began
         began = time.perf_counter()
         cache = with_index(cache, self.context.prefix, recipe.index)
@@ -174,11 +166,6 @@ class Prefilled:
             script.append((ids, _said(self.model, session.seam, answer)))
         teacher = Teacher(self.model, session.cache, dense_reading(session.cache), _room_for([script]))
         return Talk(tuple(questions), answers, script, tuple(teacher.read(script)), rise)
-
-    def _pruned(self, kept: Tensor) -> RaggedCache:
-        full, geometry = self.context.cache, self.model.geometry
-        layers = (survivors(full, i, kept[geometry.rows(i)], self.context.prefix) for i in range(full.layers))
-        return RaggedCache(tuple(layers), full.length)
 
 
 def _said(model: LanguageModel, seam: Seam, answer: Answer) -> list[int]:

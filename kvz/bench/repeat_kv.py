@@ -15,7 +15,7 @@ from kvz.decode.policies.traffic import Traffic, whole
 from kvz.kernels.attention import grouped_attention
 from kvz.kernels.merge import merge_parts
 
-__all__ = ["repeat_kv_reading"]
+__all__ = ["RepeatKV", "repeat_kv_reading"]
 
 
 class RepeatKV:
