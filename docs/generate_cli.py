@@ -118,7 +118,7 @@ before the first answer, so it is for many questions or long answers. Answers ma
 | `first_token_seconds`, `token_seconds` | time to the first token, and for each one after it (null if there is none) |
 | `kv_bytes` | bytes of the archive's cache and of the question's own, while answering |
 | `policy` | how the answer's tokens read the archive |
-| `pairs_read` | pairs that each of them read, over all heads, with prefix and choosing (null without any) |
+| `pairs_read` | pairs that each of them read, over all heads, prefix and paid choosing included (null without any) |
 | `error` | in place of all fields but the first two: why the question could not be answered |
 """,
     "chat": """\
@@ -197,9 +197,9 @@ prints them as objects with `estimated_seconds`, `contexts`, and `skipped` (null
 | `ratio`, `budget` | share kept; pairs a head that a step reads, or that are kept; null where the method has none |
 | `score`, `score_low`, `score_high` | mean over contexts, and its 95 % interval (missing where there is one value) |
 | `agreement`, `kl` | share of tokens that the full cache chooses too, and divergence from it in nats a token |
-| `kv_bytes`, `step_bytes` | bytes of the archive in memory, its index among them; bytes of it that a step reads |
+| `kv_bytes`, `step_bytes` | bytes in memory of the archive and what is chosen by; those that a step reads |
 | `floor_seconds` | time to read those bytes and the weights at the machine's measured bandwidth |
-| `peak_bytes` | most memory held, without what the run holds for all methods; null where the system does not say |
+| `peak_bytes` | most memory that the method takes, weights not counted; null where the system does not say |
 | `seconds` | `prefill`, `score`, `write`, `load`, `first_token`, and `token`: each one after it |
 | `contexts`, `questions`, `new_tokens` | how many there were, and the mean length of an answer |
 | `policy` | how the tokens of answers read the archive |

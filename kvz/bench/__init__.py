@@ -1,1 +1,1 @@
-"""Benchmarks: what kvz saves, measured against transformers in one process."""
+"""Benchmarks: `kvz bench`, which compares methods on tasks, and what `scripts/bench` measures of the parts."""

@@ -20,7 +20,8 @@ def cell_of(planned: Planned, parts: Sequence[Part], weight_bytes: int, bandwidt
     """The cell that the parts of all contexts make; `bandwidth` in bytes a second.
 
     The score is the mean over contexts of the mean over a context's questions, its interval one over contexts, or
-    over questions where there is but one context. Without two values there is none.
+    over questions where there is but one context. Without two values there is none. A floor that a step was faster
+    than is none, and left out.
     """
     scores = [fmean(part["scores"]) for part in parts]
     of_interval = scores if len(scores) > 1 else parts[0]["scores"]
@@ -33,7 +34,6 @@ def cell_of(planned: Planned, parts: Sequence[Part], weight_bytes: int, bandwidt
         "agreement": _mean_of(parts, "agreement"),
         "kv_bytes": round(fmean(part["kv_bytes"] for part in parts)),
         "step_bytes": step,
-        "floor_seconds": (weight_bytes + step) / bandwidth,
         "peak_bytes": max((part["peak_bytes"] for part in parts if part["peak_bytes"] is not None), default=None),
         "seconds": _seconds(parts),
         "contexts": len(parts),
@@ -42,6 +42,9 @@ def cell_of(planned: Planned, parts: Sequence[Part], weight_bytes: int, bandwidt
         "policy": ", ".join(sorted({part["policy"] for part in parts})),
         "facts": [{**part["facts"], "score": fmean(part["scores"])} for part in parts if _is_needle(planned, part)],
     }
+    floor = (weight_bytes + step) / bandwidth
+    if floor <= cell["seconds"].get("token", floor):  # else memory was read faster than when it was measured
+        cell["floor_seconds"] = floor
     if note := _note(planned, parts):
         cell["note"] = note
     return cast(Cell, cell)

@@ -3,33 +3,28 @@
 from __future__ import annotations
 
 import statistics
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from kvz.archive import Archive, load
-from kvz.bench.methods import Method
 from kvz.bench.metrics import Metric
-from kvz.bench.peak import watched
+from kvz.bench.peak import most_of, watched
 from kvz.bench.plan import Planned
 from kvz.bench.prefilled import Made, Prefilled, Talk
 from kvz.bench.repeat_kv import repeat_kv_reading
+from kvz.bench.stored import stored_seconds
 from kvz.bench.teacher import agreement_of
 from kvz.cache.tail import Tail
+from kvz.decode.archive_store import read_of
 from kvz.decode.conversation import Conversation
-from kvz.decode.decoding import Reading
+from kvz.decode.decoding import DENSE
 from kvz.decode.run import Answer
 from kvz.decode.session import Session
-from kvz.documents import document_from_text
-from kvz.errors import OutputError
-from kvz.manifest_of import manifest_of, parameters_of
 
-__all__ = ["Part", "measure", "measure_expanded"]
+__all__ = ["Part", "answer_expanded", "measure", "measure_expanded"]
 
 Part = dict[str, Any]
 """What one context gave for a cell, as its line in samples.jsonl has it."""
@@ -47,7 +42,11 @@ class _Asked:
     kl: list[float] = field(default_factory=list)
     made: list[Made] = field(default_factory=list)
     policies: set[str] = field(default_factory=set)
+    held: list[int] = field(default_factory=list)
     step_bytes: list[float] = field(default_factory=list)
+    score_seconds: list[float] = field(default_factory=list)
+    prepare_seconds: list[float] = field(default_factory=list)
+    peaks: list[int | None] = field(default_factory=list)
 
 
 @torch.inference_mode()
@@ -57,25 +56,23 @@ def measure(prefilled: Prefilled, cell: Planned, metric: Metric, stored: bool) -
     Raises Impossible, and whatever goes wrong.
     """
     method, asked = cell.method, _Asked()
-    with watched(prefilled.model.device) as peak:
-        for question, talks in _archives(prefilled, cell):
-            made = prefilled.made(method, question)
-            _ask(prefilled, cell, made, talks, metric, asked)
-        held = peak()
+    for question, talks in _archives(prefilled, cell):
+        scored = prefilled.scored(method, question)
+        asked.score_seconds.append(scored.seconds if scored else 0.0)
+        asked.peaks += [scored.rise] if scored else []
+        _ask(prefilled, cell, question, talks, metric, asked)
     first = asked.made[0]
-    own = max(made.cache.nbytes + made.cache.index_nbytes for made in asked.made)
-    shared = prefilled.shared_bytes - (prefilled.whole[0].nbytes if not method.evicts else 0)
     return {
         **_results(asked),
-        "kv_bytes": own,
+        "kv_bytes": max(asked.held),
         "step_bytes": round(statistics.fmean(asked.step_bytes)),
-        "peak_bytes": None if held is None else held - shared,
+        "peak_bytes": most_of(asked.peaks),
         "whole": method.evicts and first.demand.keeps_everything,
         "policy": ", ".join(sorted(asked.policies)),
         "seconds": {
             "prefill": prefilled.prefill_seconds,
-            "score": statistics.fmean(made.score_seconds for made in asked.made),
-            **(_stored(prefilled, first) if stored else {}),
+            "score": statistics.fmean(asked.score_seconds),
+            **(_stored(prefilled, asked) if stored else {}),
             **_answer_seconds(asked.answers),
         },
     }
@@ -85,14 +82,9 @@ def measure(prefilled: Prefilled, cell: Planned, metric: Metric, stored: bool) -
 def measure_expanded(prefilled: Prefilled, full: Part) -> Part:
     """The full cache's own results, with the time and bytes of steps that expand keys and values to query heads."""
     cache = prefilled.whole[0]
-    session = prefilled.session(cache)
-    reading = repeat_kv_reading(cache)
-    question = prefilled.sample.questions[0].text
-    ids = session.ids_of(question)
-    tail = Tail(prefilled.model.geometry.shapes, len(ids) + _STEPS, prefilled.model.dtype, prefilled.model.device)
-    with watched(prefilled.model.device) as peak:
-        answer = session.answer(ids, session.growing(len(ids), _STEPS), tail, reading, lambda piece: None)
-        held = peak()
+    with watched(prefilled.model.device) as risen:
+        answer = answer_expanded(prefilled)
+        rise = risen()
     heads = prefilled.model.geometry.query_heads
     step = 0.0
     for layer in cache.layers:  # those that slide are never expanded
@@ -101,8 +93,18 @@ def measure_expanded(prefilled: Prefilled, full: Part) -> Part:
     times = {name: value for name, value in full["seconds"].items() if name != "token"}
     if answer.token_seconds is not None:
         times["token"] = answer.token_seconds
-    peak_bytes = None if held is None else held - prefilled.shared_bytes + cache.nbytes
-    return {**full, "step_bytes": round(step), "peak_bytes": peak_bytes, "policy": reading.policy, "seconds": times}
+    peak_bytes = None if rise is None else cache.nbytes + rise
+    return {**full, "step_bytes": round(step), "peak_bytes": peak_bytes, "policy": answer.policy, "seconds": times}
+
+
+@torch.inference_mode()
+def answer_expanded(prefilled: Prefilled) -> Answer:
+    """The first question's answer, its first tokens, from keys and values that are expanded to query heads."""
+    cache = prefilled.whole[0]
+    session, reading = prefilled.session(cache), repeat_kv_reading(cache)
+    ids = session.ids_of(prefilled.sample.questions[0].text)
+    tail = Tail(prefilled.model.geometry.shapes, len(ids) + _STEPS, prefilled.model.dtype, prefilled.model.device)
+    return session.answer(ids, session.growing(len(ids), _STEPS), tail, reading, lambda piece: None)
 
 
 def _archives(prefilled: Prefilled, cell: Planned) -> Iterator[tuple[str | None, list[Talk]]]:
@@ -116,29 +118,51 @@ def _archives(prefilled: Prefilled, cell: Planned) -> Iterator[tuple[str | None,
         yield None, talks
 
 
-def _ask(prefilled: Prefilled, cell: Planned, made: Made, talks: Sequence[Talk], metric: Metric, asked: _Asked) -> None:
-    method = cell.method
-    session = prefilled.session(made.cache, method)
+def _ask(
+    prefilled: Prefilled, cell: Planned, question: str | None, talks: Sequence[Talk], metric: Metric, asked: _Asked
+) -> None:
+    session, answered = _served(prefilled, cell, question, talks, asked)
     teacher = prefilled.teacher(session.cache, session.reading, cell.turns)
-    for talk in talks:
-        answers = _answers(prefilled, session, method, talk, cell.turns)
-        for question, answer, full, ours in zip(
+    for talk, answers in zip(talks, answered, strict=True):
+        for asks, answer, full, ours in zip(
             talk.questions, answers, talk.log_probs, teacher.read(talk.script), strict=True
         ):
             same, divergence = agreement_of(full, ours)
             asked.answers.append(answer)
-            asked.scores.append(metric.score(answer.text, question))
+            asked.scores.append(metric.score(answer.text, asks))
             asked.agreement.append(same)
             asked.kl.append(divergence)
-        asked.step_bytes.append(_read_bytes(session.reading, teacher.tokens.read))
-    asked.made.append(made)
+        asked.step_bytes.append(read_of(session.cache, teacher.tokens).nbytes)
+        asked.held.append(session.archive_nbytes + teacher.tokens.held_nbytes)
     asked.policies.add(session.policy)
 
 
-def _answers(prefilled: Prefilled, session: Session, method: Method, talk: Talk, turns: bool) -> Sequence[Answer]:
-    """Greedy answers; those of the full cache were given already."""
-    if not method.evicts and session.policy == "dense":
-        return talk.answers
+def _served(
+    prefilled: Prefilled, cell: Planned, question: str | None, talks: Sequence[Talk], asked: _Asked
+) -> tuple[Session, list[Sequence[Answer]]]:
+    """A session over an archive that is made with a `question`, and its greedy answers.
+
+    Memory is watched from evicting to the last answer. A full cache was there before, and is counted in addition.
+    """
+    whole = prefilled.whole[0].nbytes
+    with watched(prefilled.model.device) as risen:
+        made = prefilled.made(cell.method, question)
+        began = time.perf_counter()
+        session = prefilled.session(made.cache, cell.method)
+        asked.prepare_seconds.append(time.perf_counter() - began)
+        if known := not cell.method.evicts and session.policy == DENSE:  # the full cache's, which were given already
+            answered: list[Sequence[Answer]] = [talk.answers for talk in talks]
+        else:
+            answered = [_answers(prefilled, session, talk, cell.turns) for talk in talks]
+        rise = risen()
+    rises = [rise, *(talk.rise for talk in talks if known)]
+    there = whole if made.demand.keeps_everything else 0
+    asked.peaks += [None if rise is None else rise + there for rise in rises]
+    asked.made.append(made)
+    return session, answered
+
+
+def _answers(prefilled: Prefilled, session: Session, talk: Talk, turns: bool) -> Sequence[Answer]:
     asker = Conversation(session) if turns else session
     return [asker.ask(question.text, prefilled.new_tokens) for question in talk.questions]
 
@@ -153,35 +177,14 @@ def _results(asked: _Asked) -> Part:
     }
 
 
+def _stored(prefilled: Prefilled, asked: _Asked) -> dict[str, float]:
+    """To evict, to make what a policy chooses by and to write the first archive; to load it."""
+    seconds = stored_seconds(prefilled, asked.made[0])
+    return {**seconds, "write": seconds["write"] + asked.prepare_seconds[0]} if seconds else {}
+
+
 def _answer_seconds(answers: Sequence[Answer]) -> dict[str, float]:
     """Medians over answers: the first call of a kernel compiles it."""
     times = {"first_token": statistics.median(answer.first_token_seconds for answer in answers)}
     steps = [answer.token_seconds for answer in answers if answer.token_seconds is not None]
     return {**times, "token": statistics.median(steps)} if steps else times
-
-
-def _read_bytes(reading: Reading, read: Callable[[int], float]) -> float:
-    """Bytes of the archive that a step reads, with what it takes to choose them."""
-    layers = enumerate(reading.cache.layers)
-    return sum(read(i) * 2 * x.keys.shape[1] * x.keys.element_size() for i, x in layers)
-
-
-def _stored(prefilled: Prefilled, made: Made) -> dict[str, float]:
-    """Seconds to evict and write the archive, and to load it with its checksums verified."""
-    model, frame = prefilled.model, prefilled.context.frame
-    source = document_from_text(prefilled.sample.context, "context")
-    parameters = parameters_of(made.recipe, model, frame, len(prefilled.context.ids))
-    manifest = manifest_of(source, model, made.recipe, frame, parameters, 0, made.kept, made.demand.budget)
-    ids = torch.tensor([*frame.prefix_ids, *prefilled.context.ids], dtype=torch.int32)
-    archive = Archive(manifest, made.cache, ids)
-    try:
-        with tempfile.TemporaryDirectory(prefix="kvz-bench-") as folder:
-            path = Path(folder) / "bench.kvz"
-            began = time.perf_counter()
-            archive.save(path)
-            written = time.perf_counter()
-            load(path)
-            loaded = time.perf_counter()
-    except (OutputError, OSError):  # no room for it: the times are left out
-        return {}
-    return {"write": made.evict_seconds + written - began, "load": loaded - written}

@@ -3,36 +3,28 @@
 from __future__ import annotations
 
 import argparse
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from kvz.bench.documents import EXAMPLES
 from kvz.bench.file_names import plain_name
 from kvz.bench.full_answers import FullAnswer, ask_full
+from kvz.bench.full_context import everything, prefill_context
 from kvz.bench.readings import Reading, read_articles, read_examples
-from kvz.cache.ragged import RaggedCache, survivors
 from kvz.models.language_model import LanguageModel
-from kvz.models.prefill import prefill
-from kvz.prompt import make_frame
 from kvz.scoring.method import Context
 
 __all__ = [
     "ReadContext",
     "add_data_options",
     "described",
-    "everything",
-    "pruned",
     "read_context",
     "readings_of",
     "rounded",
     "shown",
 ]
-
-_MOST_REPLAYED = 512  # tokens: more than any method's window
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,27 +62,10 @@ def described(options: argparse.Namespace) -> str:
 @torch.inference_mode()
 def read_context(model: LanguageModel, reading: Reading) -> ReadContext:
     """Prefill a context and let the full cache answer its questions."""
-    frame = make_frame(model.tokenizer, model.end_ids)
-    ids = model.tokenizer.encode_plain(reading.text)
-    began = time.perf_counter()
-    full = prefill(model, [*frame.prefix_ids, *ids], slack=_MOST_REPLAYED)
-    seconds = time.perf_counter() - began
-    context = Context(frame, tuple(ids), full)
+    context, seconds = prefill_context(model, reading.text)
     whole = everything(model, context)
-    answers = ask_full(model, whole, frame.seam, reading.questions)
+    answers = ask_full(model, whole, context.frame.seam, reading.questions)
     return ReadContext(reading, context, answers, seconds, whole.nbytes)
-
-
-def everything(model: LanguageModel, context: Context) -> RaggedCache:
-    """The full cache as an archive has it."""
-    return pruned(model, context, torch.ones(model.geometry.rows_total, len(context.ids), dtype=torch.bool))
-
-
-def pruned(model: LanguageModel, context: Context, kept: Tensor) -> RaggedCache:
-    """What `evict` makes, but the full cache stays: it is evicted from again and again."""
-    full, geometry = context.cache, model.geometry
-    layers = (survivors(full, index, kept[geometry.rows(index)], context.prefix) for index in range(full.layers))
-    return RaggedCache(tuple(layers), full.length)
 
 
 def shown(model: str) -> str:

@@ -20,16 +20,15 @@ import torch
 from torch import Tensor
 
 from kvz.archive import Archive, load, seam_of
+from kvz.bench.archive_side import ArchiveSide
 from kvz.bench.contexts import shown
 from kvz.bench.decode_lengths import measure_lengths, report_lengths
 from kvz.bench.documents import text_of
 from kvz.bench.machine import describe_machine, read_bandwidth
-from kvz.cache.tail import Tail
 from kvz.cli.console import emit, note
 from kvz.compression import compress_document
-from kvz.decode.decoding import dense_reading
+from kvz.decode.decoding import DENSE, Decoding
 from kvz.documents import document_from_text
-from kvz.models.attention import PairStore
 from kvz.models.baseline import TransformersBaseline
 from kvz.models.language_model import LanguageModel, load_model
 from kvz.progress import Progress
@@ -41,44 +40,6 @@ __all__ = ["main"]
 _QUESTION = "What is the agreement number?"
 
 
-class TimedStore:
-    """A pair store with a stopwatch on attention, the write to the tail included."""
-
-    def __init__(self, store: PairStore) -> None:
-        self.seconds = 0.0
-        self._store = store
-
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        began = time.perf_counter()
-        out = self._store.attend(layer, query, key, value, scale)
-        self.seconds += time.perf_counter() - began
-        return out
-
-
-class ArchiveSide:
-    """kvz answering from a loaded archive."""
-
-    def __init__(self, model: LanguageModel, archive: Archive, capacity: int) -> None:
-        self._model = model
-        self._cache = archive.cache
-        self._tail = Tail(model.geometry.shapes, capacity, model.dtype, model.device)
-        self._store = TimedStore(dense_reading(self._cache).store(self._tail))
-
-    @property
-    def kv_bytes(self) -> int:
-        return self._cache.nbytes
-
-    @property
-    def attention_seconds(self) -> float:
-        return self._store.seconds
-
-    def feed(self, ids: Sequence[int]) -> Tensor:
-        start = self._cache.logical_length + self._tail.length
-        logits = self._model.logits(torch.tensor(ids), start, self._store)
-        self._tail.advance(len(ids))
-        return logits
-
-
 @dataclass
 class Samples:
     """Seconds of each decoded token, in all and in attention."""
@@ -88,10 +49,12 @@ class Samples:
 
     @property
     def token_ms(self) -> float:
+        """Median milliseconds of a token."""
         return 1e3 * statistics.median(self.token)
 
     @property
     def attention_ms(self) -> float:
+        """Median milliseconds of a token's attention."""
         return 1e3 * statistics.median(self.attention)
 
 
@@ -132,7 +95,7 @@ def measure(model_name: str | None, dtype: str, tokens: int, ratio: float, new: 
     baseline.feed(archive.token_ids.tolist())
     baseline_prefill = time.perf_counter() - began
     question = question_ids(model.tokenizer, seam_of(archive.manifest), _QUESTION)
-    ours = ArchiveSide(model, archive, len(question) + new + 1)
+    ours = ArchiveSide(model, archive, Decoding(DENSE), len(question) + new + 1)
     full_bytes = baseline.kv_bytes
     update_before = baseline.update_seconds
     kvz_samples, full_samples = _take_turns(ours, baseline, question, new)
@@ -179,7 +142,7 @@ def report(result: dict[str, Any]) -> list[str]:
         f"  (appending to its cache takes transformers {result['cache_update_ms']['transformers']:.1f} ms a token)",
         "",
         f"compress: {rest}",
-        f"  scoring / prefill {phases['score'] / prefill:.2f}   target 2.8",
+        f"  scoring / prefill {phases.get('score', 0.0) / prefill:.2f}   target 2.8",
         f"  whole / prefill   {whole / prefill:.2f}   target 4",
     ]
 

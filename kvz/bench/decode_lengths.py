@@ -11,14 +11,13 @@ import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
-from kvz.archive import Archive, seam_of
+from kvz.archive import seam_of
+from kvz.bench.archive_side import ArchiveSide
 from kvz.bench.contexts import shown
 from kvz.bench.documents import text_of
 from kvz.bench.machine import describe_machine, read_bandwidth
-from kvz.cache.tail import Tail
 from kvz.cli.console import note
 from kvz.compression import compress_document
 from kvz.decode.decoding import Decoding
@@ -42,22 +41,6 @@ class Side(Protocol):
     def feed(self, ids: Sequence[int]) -> Tensor:
         """Append tokens; logits after the last one."""
         ...
-
-
-class ArchiveSide:
-    """kvz, reading an archive in one way."""
-
-    def __init__(self, model: LanguageModel, archive: Archive, decoding: Decoding, capacity: int) -> None:
-        self._model = model
-        self._start = archive.cache.logical_length
-        self._tail = Tail(model.geometry.shapes, capacity, model.dtype, model.device)
-        self.reading = decoding.reading(archive.cache, archive.manifest.prompt.prefix_tokens)
-        self._store = self.reading.store(self._tail)
-
-    def feed(self, ids: Sequence[int]) -> Tensor:
-        logits = self._model.logits(torch.tensor(list(ids)), self._start + self._tail.length, self._store)
-        self._tail.advance(len(ids))
-        return logits
 
 
 def measure_lengths(
@@ -106,7 +89,6 @@ def _measure(
     baseline.feed(archive.token_ids.tolist())
     question = question_ids(model.tokenizer, seam_of(archive.manifest), _QUESTION)
     capacity = len(question) + new + 1
-    pair = 2 * model.geometry.shapes[0].head_dim * model.dtype.itemsize
     weights = sum(p.numel() * p.element_size() for p in baseline.network.parameters())
     sides: dict[str, Side] = {_FULL: baseline}
     read = {_FULL: weights + baseline.kv_bytes}
@@ -114,7 +96,7 @@ def _measure(
         policy, _, budget = name.partition("@")
         side = ArchiveSide(model, archive, Decoding(policy, int(budget) if budget else None), capacity)
         sides[name] = side
-        read[name] = weights + int(side.reading.pairs_read() * pair)
+        read[name] = weights + int(side.reading.read().nbytes)
     seconds = _take_turns(sides, question, new)
     note(f"{length} tokens measured")
     return {

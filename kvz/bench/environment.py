@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import datetime
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from kvz.bench.machine import describe_machine, read_bandwidth
+from kvz.bench.machine import best_rate, describe_machine, read_bandwidth
 from kvz.models.language_model import LanguageModel
 from kvz.version import __version__
 
-__all__ = ["describe_environment", "device_bandwidth", "step_weight_bytes"]
+__all__ = ["describe_environment", "device_bandwidth", "step_weight_bytes", "weights_of"]
 
 _PROBE = 1 << 28  # bytes
+_SECONDS = 2.0  # that are spent on reading them
 
 
 def describe_environment(model: LanguageModel, bandwidth: float) -> dict[str, Any]:
@@ -35,18 +35,17 @@ def describe_environment(model: LanguageModel, bandwidth: float) -> dict[str, An
 
 
 def device_bandwidth(device: torch.device) -> float:
-    """Bytes a second at which the device reads its memory, measured."""
+    """Bytes a second at which the device reads its memory: the best that was seen in some seconds."""
     if device.type != "cuda":
-        return read_bandwidth(_PROBE, 3)
+        return read_bandwidth(_PROBE, _SECONDS)
     data = torch.ones(1 << 28, device=device)
-    best = float("inf")
-    for _ in range(6):
-        torch.cuda.synchronize(device)
-        began = time.perf_counter()
+
+    def read() -> None:
         data.sum()
         torch.cuda.synchronize(device)
-        best = min(best, time.perf_counter() - began)
-    return data.nbytes / best
+
+    torch.cuda.synchronize(device)
+    return best_rate(read, data.nbytes, _SECONDS)
 
 
 def step_weight_bytes(model: LanguageModel) -> int:

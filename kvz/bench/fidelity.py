@@ -20,7 +20,6 @@ from kvz.bench.contexts import (
     ReadContext,
     add_data_options,
     described,
-    pruned,
     read_context,
     readings_of,
     rounded,
@@ -28,6 +27,7 @@ from kvz.bench.contexts import (
 )
 from kvz.bench.fidelity_report import markdown, report
 from kvz.bench.full_answers import Reader
+from kvz.bench.full_context import pruned
 from kvz.bench.machine import describe_machine
 from kvz.bench.pages import fill_place
 from kvz.cli.console import emit, note

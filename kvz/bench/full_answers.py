@@ -16,7 +16,7 @@ from kvz.models.attention import PairStore
 from kvz.models.language_model import LanguageModel
 from kvz.prompt import Seam, question_ids
 
-__all__ = ["Agreement", "FullAnswer", "Reader"]
+__all__ = ["Agreement", "FullAnswer", "Reader", "ask_full"]
 
 
 @dataclass(frozen=True, eq=False)

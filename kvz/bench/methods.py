@@ -13,21 +13,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from kvz.bench.method_numbers import BUDGET, Numbers, share_of, split_number, whole_pairs
 from kvz.cache.index import NO_INDEX, PLANES, IndexPlan
 from kvz.cache.pages import PAGE
 from kvz.decode.decoding import DENSE, POLICIES, Decoding
-from kvz.defaults import METHOD, RATIO
+from kvz.defaults import METHOD
 from kvz.errors import UsageError
 from kvz.recipe import Recipe, make_recipe
 from kvz.scoring.registry import METHODS, method_options
 
 __all__ = ["BUDGET", "FULL", "REPEAT_KV", "Method", "method_names", "numbers_left_out", "parse_methods", "same_methods"]
 
-BUDGET = 256
-"""Pairs of a head that a step reads, where nothing else is said."""
-
 _FULL = "full"
-_MOST_DIGITS = 9  # of a number of pairs
 _INDEXES = {"lowbit": PLANES, "hsa": IndexPlan(planes=0, page_size=PAGE)}
 
 
@@ -131,7 +128,7 @@ def _named_methods(
     specs: Iterable[str], ratios: Sequence[float], budgets: Sequence[int]
 ) -> list[tuple[Method, Method]]:
     """The methods that are named, each with the first one that is the same."""
-    given = _Numbers(tuple(ratios), tuple(budgets))
+    given = Numbers(tuple(ratios), tuple(budgets))
     first: dict[Method, Method] = {}
     found = [method for spec in specs for method in _parse(spec.strip(), given)]
     return [(method, first.setdefault(replace(method, label=""), method)) for method in found]
@@ -142,65 +139,47 @@ def numbers_left_out(specs: Iterable[str]) -> set[str]:
     left = set()
     for spec in specs:
         first, slash, second = spec.strip().partition("/")
-        name, number = _split(first)
+        name, number = split_number(first)
         named = (_COMPRESSIONS if slash else _NAMES).get(name)
         if named is not None and named.number is not None and number is None:
             left.add(named.number)
-        if slash and _split(second)[1] is None:
+        if slash and split_number(second)[1] is None:
             left.add("step")
     return left
 
 
-@dataclass(frozen=True)
-class _Numbers:
-    """What stands for numbers that are left out."""
-
-    ratios: tuple[float, ...]
-    budgets: tuple[int, ...]
-
-    @property
-    def shares(self) -> Sequence[str]:
-        if self.ratios:
-            return [_shown(ratio) for ratio in self.ratios]
-        return [str(budget) for budget in self.budgets] or [f"{RATIO:g}"]
-
-    @property
-    def steps(self) -> Sequence[str]:
-        return [str(budget) for budget in self.budgets] or [str(BUDGET)]
-
-
-def _parse(spec: str, given: _Numbers) -> list[Method]:
+def _parse(spec: str, given: Numbers) -> list[Method]:
     left, slash, right = spec.partition("/")
     if not slash:
-        name, number = _split(left)
+        name, number = split_number(left)
         named = _NAMES.get(name) or _unknown("method", name, _NAMES)
         return [_alone(name, named, value, spec) for value in _values(named, number, given, spec)]
-    name, number = _split(left)
-    policy, budget = _split(right)
+    name, number = split_number(left)
+    policy, budget = split_number(right)
     named = _COMPRESSIONS.get(name) or _unknown("compression", name, _COMPRESSIONS)
     if policy not in POLICIES:
         _unknown("policy", policy, POLICIES)
     budgets = [budget] if budget is not None else given.steps
     pairs = itertools.product(_values(named, number, given, spec), budgets)
-    return [_combined(name, named, value, policy, _whole(step, spec), spec) for value, step in pairs]
+    return [_combined(name, named, value, policy, whole_pairs(step, spec), spec) for value, step in pairs]
 
 
 def _alone(name: str, named: _Named, value: str, spec: str) -> Method:
     if named.number == "step":
-        step = _whole(value, spec)
+        step = whole_pairs(value, spec)
         kept = step if named.compress != _FULL else None
         return Method(f"{name}@{step}", named.compress, keep=kept, policy=named.policy, budget=step)
-    ratio, keep, shown = _share(value, spec)
+    ratio, keep, shown = share_of(value, spec)
     return Method(f"{name}{shown}", named.compress, ratio, keep, named.allocation, named.policy)
 
 
 def _combined(name: str, named: _Named, value: str, policy: str, step: int, spec: str) -> Method:
-    ratio, keep, shown = _share(value, spec)
+    ratio, keep, shown = share_of(value, spec)
     label = f"{name}{shown}/{policy}@{step}"
     return Method(label, named.compress, ratio, keep, named.allocation, policy, step)
 
 
-def _values(named: _Named, number: str | None, given: _Numbers, spec: str) -> Sequence[str]:
+def _values(named: _Named, number: str | None, given: Numbers, spec: str) -> Sequence[str]:
     """The numbers to use; one that is empty for a name that takes none."""
     if named.number is None:
         if number is not None:
@@ -209,45 +188,6 @@ def _values(named: _Named, number: str | None, given: _Numbers, spec: str) -> Se
     if number is not None:
         return [number]
     return given.steps if named.number == "step" else given.shares
-
-
-def _share(value: str, spec: str) -> tuple[float | None, int | None, str]:
-    """Ratio, pairs a head, and how the label shows them; only one of the two is there."""
-    if not value:
-        return None, None, ""
-    try:
-        number = float(value)
-    except ValueError:
-        raise UsageError(f"method '{spec}': {value} is not a number") from None
-    if 0 < number <= 1:
-        return number, None, f"@{_shown(number)}"
-    if number <= 0 or number % 1:
-        raise UsageError(
-            f"method '{spec}': '{value}' is neither a ratio above 0 and up to 1 nor a whole number of pairs"
-        )
-    keep = _whole(value, spec)
-    return None, keep, f"@{keep}"
-
-
-def _shown(ratio: float) -> str:
-    """A ratio as it was typed, with all its digits."""
-    short = f"{ratio:g}"
-    return short if float(short) == ratio else repr(ratio)
-
-
-def _whole(value: str, spec: str) -> int:
-    if not (value.isascii() and value.isdigit()):
-        raise UsageError(f"method '{spec}': '{value}' is not a whole number of pairs")
-    if len(value) > _MOST_DIGITS:
-        raise UsageError(f"method '{spec[:40]}': more pairs than any context has")
-    return int(value)
-
-
-def _split(part: str) -> tuple[str, str | None]:
-    name, at, number = part.partition("@")
-    if at and not number.strip():
-        raise UsageError(f"method '{part}': there is no number after @; give one, or leave the @ out")
-    return name.strip(), number.strip() if at else None
 
 
 def _unknown(kind: str, name: str, there: Iterable[str]) -> _Named:

@@ -21,8 +21,6 @@ from kvz.bench.contexts import (
     ReadContext,
     add_data_options,
     described,
-    everything,
-    pruned,
     read_context,
     readings_of,
     rounded,
@@ -30,6 +28,7 @@ from kvz.bench.contexts import (
 )
 from kvz.bench.documents import EXAMPLES
 from kvz.bench.full_answers import Reader
+from kvz.bench.full_context import everything, pruned
 from kvz.bench.lookups import make_lookups, make_needles
 from kvz.bench.machine import describe_machine
 from kvz.bench.pages import fill_place
@@ -143,7 +142,7 @@ def _asked(model: LanguageModel, read: ReadContext, reading: ArchiveReading) -> 
     reader = Reader(model, reading.cache, reading)
     asked = [rounded(asdict(reader.agreement(answer))) for answer in read.answers]
     full = [index for index, layer in enumerate(reading.cache.layers) if layer.window is None]
-    pairs = sum(reader.tokens.read(layer) for layer in full) / model.geometry.rows_total - read.context.prefix
+    pairs = sum(reader.tokens.read(layer).pairs for layer in full) / model.geometry.rows_total - read.context.prefix
     return {"pairs": round(pairs, 1), "asked": asked}
 
 

@@ -13,27 +13,26 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from kvz.bench.full_context import everything, prefill_context, pruned
 from kvz.bench.methods import Method
+from kvz.bench.peak import watched
 from kvz.bench.tasks.task import Question, Sample
 from kvz.bench.teacher import Script, Teacher
 from kvz.cache.index import with_index
-from kvz.cache.ragged import RaggedCache, survivors
+from kvz.cache.ragged import RaggedCache
 from kvz.decode.conversation import Conversation
 from kvz.decode.decoding import Reading, dense_reading
-from kvz.decode.run import Answer
+from kvz.decode.run import Answer, Growing
 from kvz.decode.session import Session
 from kvz.demand import demand_of
 from kvz.errors import KvzError
 from kvz.models.language_model import LanguageModel
-from kvz.models.prefill import prefill
-from kvz.prompt import later_ids, make_frame, make_turn, question_ids
+from kvz.prompt import Seam, later_ids, make_frame, make_turn, question_ids
 from kvz.recipe import Recipe
 from kvz.scoring.allocation import Demand, select
-from kvz.scoring.method import Context, ScoringMethod
+from kvz.scoring.method import ScoringMethod
 
-__all__ = ["Impossible", "Made", "Prefilled", "Talk", "check_room"]
-
-_MOST_REPLAYED = 512  # tokens: more than any method's window
+__all__ = ["Impossible", "Made", "Prefilled", "Scored", "Talk", "check_room"]
 
 
 class Impossible(Exception):
@@ -42,27 +41,37 @@ class Impossible(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Made:
-    """A compressed cache, what it was made by, and the seconds of scoring and of evicting."""
+    """A compressed cache, what it was made by, and the seconds of evicting."""
 
     cache: RaggedCache
     recipe: Recipe
     demand: Demand
     kept: Tensor
-    score_seconds: float
     evict_seconds: float
+
+
+@dataclass(frozen=True, eq=False)
+class Scored:
+    """Scores of all pairs, the seconds that they took, and by how many bytes memory rose, if that is known."""
+
+    scores: Tensor
+    seconds: float
+    rise: int | None
 
 
 @dataclass(frozen=True, eq=False)
 class Talk:
     """Questions, asked one after another, and what the full cache said.
 
-    `script` has the ids of each question and answer, `log_probs` the full cache's `[n+1,V]` for each answer.
+    `script` has the ids of each question and answer, `log_probs` the full cache's `[n+1,V]` for each answer. `rise` is
+    by how many bytes memory rose while they were answered, if that is known.
     """
 
     questions: tuple[Question, ...]
     answers: tuple[Answer, ...]
     script: Script
     log_probs: tuple[Tensor, ...]
+    rise: int | None
 
 
 class Prefilled:
@@ -73,28 +82,15 @@ class Prefilled:
         self.model = model
         self.sample = sample
         self.new_tokens = new_tokens
-        frame = make_frame(model.tokenizer, model.end_ids)
-        ids = model.tokenizer.encode_plain(sample.context)
-        began = time.perf_counter()
-        full = prefill(model, [*frame.prefix_ids, *ids], slack=_MOST_REPLAYED)
-        self.prefill_seconds = time.perf_counter() - began
-        self.context = Context(frame, tuple(ids), full)
-        self._scores: dict[ScoringMethod, tuple[Tensor, float]] = {}
+        self.context, self.prefill_seconds = prefill_context(model, sample.context)
+        self._scores: dict[ScoringMethod, Scored] = {}
         self._talks: dict[bool, list[Talk]] = {}
 
     @cached_property
     def whole(self) -> tuple[RaggedCache, float]:
         """The full cache as an archive has it, and the seconds of making it."""
         began = time.perf_counter()
-        everything = torch.ones(self.model.geometry.rows_total, len(self.context.ids), dtype=torch.bool)
-        return self._pruned(everything), time.perf_counter() - began
-
-    @property
-    def shared_bytes(self) -> int:
-        """Bytes that are held for all methods: full caches, scores, and the full cache's log-probabilities."""
-        scores = sum(of_method.nbytes for of_method, _ in self._scores.values())
-        told = sum(rows.nbytes for talks in self._talks.values() for talk in talks for rows in talk.log_probs)
-        return self.context.cache.nbytes + self.whole[0].nbytes + scores + told
+        return everything(self.model, self.context), time.perf_counter() - began
 
     def talks(self, turns: bool) -> list[Talk]:
         """What is asked: one conversation if the questions are `turns`, else each question alone."""
@@ -119,38 +115,47 @@ class Prefilled:
             raise Impossible(str(error)) from error
 
     @torch.inference_mode()
+    def scored(self, method: Method, question: str | None) -> Scored | None:
+        """The scores that a method chooses by, computed once; None where it chooses nothing. Raises Impossible."""
+        recipe, demand = self.demand(method, question)
+        return None if demand.keeps_everything else self._score(recipe.method)
+
+    @torch.inference_mode()
     def made(self, method: Method, question: str | None) -> Made:
         """The archive that a method makes, with the `question` known, if any. Raises Impossible."""
         recipe, demand = self.demand(method, question)
         if demand.keeps_everything:
             cache, evict_seconds = self.whole
-            kept, score_seconds = torch.ones(demand.rows, demand.length, dtype=torch.bool), 0.0
+            kept = torch.ones(demand.rows, demand.length, dtype=torch.bool)
         else:
-            scores, score_seconds = self._score(recipe.method)
+            scores = self._score(recipe.method).scores
             began = time.perf_counter()
             kept = select(scores, demand, recipe.allocation)
-            cache = self._pruned(kept)
+            cache = pruned(self.model, self.context, kept)
             evict_seconds = time.perf_counter() - began
         began = time.perf_counter()
         cache = with_index(cache, self.context.prefix, recipe.index)
         evict_seconds += time.perf_counter() - began
-        return Made(cache, recipe, demand, kept, score_seconds, evict_seconds)
+        return Made(cache, recipe, demand, kept, evict_seconds)
 
     def teacher(self, cache: RaggedCache, reading: Reading, turns: bool) -> Teacher:
         """Reads an archive for agreement with the full cache."""
         return Teacher(self.model, cache, reading, _room_for(talk.script for talk in self.talks(turns)))
 
-    def _score(self, method: ScoringMethod) -> tuple[Tensor, float]:
+    def _score(self, method: ScoringMethod) -> Scored:
         if method not in self._scores:
-            began = time.perf_counter()
-            scores = method.score(self.model, self.context, lambda tokens: None)
-            self._scores[method] = scores, time.perf_counter() - began
+            with watched(self.model.device) as rise:
+                began = time.perf_counter()
+                scores = method.score(self.model, self.context, lambda tokens: None)
+                self._scores[method] = Scored(scores, time.perf_counter() - began, rise())
         return self._scores[method]
 
     @torch.inference_mode()
     def _talk(self, session: Session, questions: Sequence[Question], turns: bool) -> Talk:
         asker = Conversation(session) if turns else session
-        answers = tuple(asker.ask(question.text, self.new_tokens) for question in questions)
+        with watched(self.model.device) as risen:
+            answers = tuple(asker.ask(question.text, self.new_tokens) for question in questions)
+            rise = risen()
         turn = make_turn(self.model.tokenizer, session.seam) if turns else None
         script = []
         for number, (question, answer) in enumerate(zip(questions, answers, strict=True)):
@@ -158,14 +163,17 @@ class Prefilled:
                 ids = later_ids(self.model.tokenizer, turn, question.text)
             else:
                 ids = question_ids(self.model.tokenizer, session.seam, question.text)
-            script.append((ids, answer.ids))
+            script.append((ids, _said(self.model, session.seam, answer)))
         teacher = Teacher(self.model, session.cache, dense_reading(session.cache), _room_for([script]))
-        return Talk(tuple(questions), answers, script, tuple(teacher.read(script)))
+        return Talk(tuple(questions), answers, script, tuple(teacher.read(script)), rise)
 
-    def _pruned(self, kept: Tensor) -> RaggedCache:
-        full, geometry = self.context.cache, self.model.geometry
-        layers = (survivors(full, i, kept[geometry.rows(i)], self.context.prefix) for i in range(full.layers))
-        return RaggedCache(tuple(layers), full.length)
+
+def _said(model: LanguageModel, seam: Seam, answer: Answer) -> list[int]:
+    """An answer's ids without those of a text that ended it: what a conversation goes on from."""
+    growing = Growing(model, seam, len(answer.ids) + 1, "length", None)
+    for token in answer.ids:
+        growing.accept(token)
+    return growing.said
 
 
 def _room_for(scripts: Iterable[Script]) -> int:

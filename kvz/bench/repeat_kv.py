@@ -11,10 +11,11 @@ from kvz.cache.ragged import RaggedCache
 from kvz.decode.beside import Beside
 from kvz.decode.decoding import Reading
 from kvz.decode.policies.dense import DenseReader
+from kvz.decode.policies.traffic import Traffic, whole
 from kvz.kernels.attention import grouped_attention
 from kvz.kernels.merge import merge_parts
 
-__all__ = ["repeat_kv_reading"]
+__all__ = ["RepeatKV", "repeat_kv_reading"]
 
 
 class RepeatKV:
@@ -32,9 +33,14 @@ class RepeatKV:
         part = out.reshape(heads, group * n, dim), lse.reshape(heads, group * n)
         return merge_parts([part, beside.part()])[0]
 
-    def read(self, layer: int) -> float:
-        """All of them, once: the copies are counted where the group is known."""
-        return self._cache.layers[layer].bounds[-1]
+    def read(self, layer: int) -> Traffic:
+        """All of it, once: the copies are counted where the group is known."""
+        return whole(self._cache.layers[layer])
+
+    @property
+    def held_nbytes(self) -> int:
+        """None that outlives a step."""
+        return 0
 
 
 def repeat_kv_reading(cache: RaggedCache) -> Reading:

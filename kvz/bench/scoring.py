@@ -1,26 +1,25 @@
 """Seconds and extra memory of scoring against the length of the context.
 
-Run by `scripts/bench scoring`. Extra memory is the largest resident size seen while scoring less that before, the full
-cache being there already; the scores themselves, 4 bytes a pair, are part of it.
+Run by `scripts/bench scoring`. Extra memory is the largest resident size seen while scoring less that before, mapped
+files left out and the full cache being there already; the scores themselves, 4 bytes a pair, are part of it.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
 import json
-import os
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from kvz.bench.contexts import shown
 from kvz.bench.documents import text_of
 from kvz.bench.machine import describe_machine
 from kvz.bench.pages import fill_place
+from kvz.bench.peak import can_watch, watched
 from kvz.cli.console import emit, note
 from kvz.errors import UsageError
 from kvz.models.language_model import LanguageModel, load_model
@@ -33,7 +32,6 @@ __all__ = ["main"]
 
 METHODS = ("kvzip-rms", "kvzip", "kvzip+", "h2o", "snapkv")
 LENGTHS = (1024, 2048, 3072, 4096, 6144, 7936)
-_STATM = Path("/proc/self/statm")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -66,8 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """All numbers of one run."""
-    if not _STATM.exists():
-        raise UsageError("memory is read from /proc, which this system does not have")
+    if not can_watch(torch.device("cpu")):
+        raise UsageError("memory cannot be watched here: it takes /proc and glibc; measure on Linux")
     model = load_model(options.model, "cpu", options.dtype, note)
     lengths = [int(length) for length in options.lengths.split(",")]
     names = options.methods.split(",")
@@ -107,43 +105,20 @@ def _measure_length(model: LanguageModel, names: Sequence[str], length: int) -> 
     context = Context(frame, tuple(ids), full)
     for name in names:
         method = make_method(name)
-        gc.collect()
-        with _watched() as extra:
+        with watched(model.device) as extra:
             began = time.perf_counter()
             method.score(model, context, lambda tokens: None)
             seconds = time.perf_counter() - began
-        note(f"{length} tokens, {name}: {seconds:.1f} s, {extra() / 1e6:.0f} MB")
+            extra_bytes = extra() or 0
+        note(f"{length} tokens, {name}: {seconds:.1f} s, {extra_bytes / 1e6:.0f} MB")
         yield {
             "tokens": len(ids),
             "method": name,
             "seconds": seconds,
-            "extra_bytes": extra(),
+            "extra_bytes": extra_bytes,
             "cache_bytes": full.nbytes,
             "prefill_seconds": prefill_seconds,
         }
-
-
-@contextmanager
-def _watched() -> Iterator[Callable[[], int]]:
-    """Watch this process's resident size; gives a function that says by how many bytes it has risen at most."""
-    before, finished = _resident(), threading.Event()
-    seen = [before]
-
-    def watch() -> None:
-        while not finished.wait(0.005):
-            seen[0] = max(seen[0], _resident())
-
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
-    try:
-        yield lambda: seen[0] - before
-    finally:
-        finished.set()
-        watcher.join()
-
-
-def _resident() -> int:
-    return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import torch
 
+from kvz.bench.cell_run import answer_expanded
 from kvz.bench.interrupts import check_interrupt
 from kvz.bench.methods import Method
 from kvz.bench.prefilled import Prefilled
@@ -25,8 +26,11 @@ def warm_up(model: LanguageModel, methods: Sequence[Method], interrupted: Callab
     question = Question("What is this?", ("words",))
     prefilled = Prefilled(model, Sample(_TEXT, (question,)), 3)
     prefilled.talks(False)
-    for method in dict.fromkeys(_small(method) for method in methods if not method.expands):
+    for method in dict.fromkeys(_small(method) for method in methods):
         try:
+            if method.expands:
+                answer_expanded(prefilled)
+                continue
             made = prefilled.made(method, question.text)
             prefilled.session(made.cache, method).ask(question.text, 3)
         except Exception as error:  # found again where it is recorded
@@ -34,8 +38,6 @@ def warm_up(model: LanguageModel, methods: Sequence[Method], interrupted: Callab
 
 
 def _small(method: Method) -> Method:
-    """The method with numbers that suit a short text."""
+    """The method with numbers that suit a short text, so that it does give up pairs and choose among the others."""
     budget = None if method.budget is None else _LEAST
-    if method.needs_question or not method.evicts:
-        return replace(method, label="", budget=budget)
-    return replace(method, label="", budget=budget, ratio=0.5, keep=None)
+    return replace(method, label="", budget=budget, ratio=0.5 if method.evicts else None, keep=None)

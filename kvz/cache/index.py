@@ -13,7 +13,7 @@ from kvz.cache.ragged import RaggedCache, RaggedLayer
 from kvz.errors import UsageError
 from kvz.kernels.page_bounds import page_bounds
 
-__all__ = ["NO_INDEX", "PLANES", "IndexPlan", "index_tensors", "make_index_plan", "with_index"]
+__all__ = ["NO_INDEX", "PLANES", "IndexPlan", "check_page_size", "index_tensors", "make_index_plan", "with_index"]
 
 _KINDS = ("planes", "pages", "none")
 _MOST_TOKENS = 4096  # of a page: more would choose among next to nothing

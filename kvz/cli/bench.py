@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import math
-import re
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
@@ -15,6 +14,7 @@ from kvz.cli import console
 from kvz.cli.bench_report import report_runs, say_more, show, write
 from kvz.cli.options import DeviceOption, JsonOption, ModelOption, QuietOption
 from kvz.cli.signals import InterruptHandler
+from kvz.cli.value_lists import names_of, number_of, whole_of
 from kvz.errors import UsageError
 
 if TYPE_CHECKING:
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = ["bench"]
 
-_MOST_DIGITS = 9
-_BETWEEN = re.compile(r"[,;]")
 _REPORTING = ("report", "out", "as_json", "quiet")  # parameters that `report` takes
 
 # Optional[...] is evaluated by typer.
@@ -127,11 +125,11 @@ def bench(
     from kvz.bench.settings import make_settings
 
     settings = make_settings(
-        tasks=_split(task),
-        methods=_split(method),
-        ratios=[_number(value, "--ratio") for value in _split(ratio)],
-        budgets=[_whole(value, "--budget") for value in _split(budget)],
-        lengths=[_whole(value, "--length") for value in _split(length)],
+        tasks=names_of(task),
+        methods=names_of(method),
+        ratios=[number_of(value, "--ratio") for value in names_of(ratio)],
+        budgets=[whole_of(value, "--budget") for value in names_of(budget)],
+        lengths=[whole_of(value, "--length") for value in names_of(length)],
         samples=samples,
         seed=seed,
         protocol=protocol,
@@ -227,26 +225,3 @@ def _refuse_measuring(context: typer.Context) -> None:
         source = context.get_parameter_source(parameter.name or "")
         if source is not None and source.name == "COMMANDLINE" and parameter.name not in _REPORTING:
             raise UsageError(f"{parameter.opts[0]} is for measuring, and a report measures nothing; leave it out")
-
-
-def _split(values: list[str] | None) -> list[str]:
-    """Names that were given, one or several a time."""
-    parts = [part.strip() for value in values or () for part in _BETWEEN.split(value)]
-    if values and not all(parts):
-        raise UsageError("an option of names or numbers has an empty one; check its commas")
-    return parts
-
-
-def _number(value: str, option: str) -> float:
-    try:
-        return float(value)
-    except ValueError:
-        raise UsageError(f"{option} '{value}' is not a number") from None
-
-
-def _whole(value: str, option: str) -> int:
-    if not (value.isascii() and value.isdigit()):
-        raise UsageError(f"{option} '{value}' is not a whole number")
-    if len(value) > _MOST_DIGITS:
-        raise UsageError(f"{option} {value[:_MOST_DIGITS]}... is too large a number")
-    return int(value)

@@ -9,12 +9,13 @@ from kvz.cache.ragged import RaggedCache
 from kvz.cache.tail import Tail
 from kvz.decode.beside import Beside, Part
 from kvz.decode.policies.dense import ArchiveReader
+from kvz.decode.policies.traffic import Traffic
 from kvz.kernels.attention import grouped_attention
 from kvz.kernels.merge import merge_parts
 from kvz.kernels.sliding_attention import sliding_attention
 from kvz.kernels.tails import Tails
 
-__all__ = ["ArchiveStore", "pairs_read"]
+__all__ = ["ArchiveStore", "read_of"]
 
 
 class ArchiveStore:
@@ -32,8 +33,8 @@ class ArchiveStore:
 
     @property
     def pairs_read(self) -> float:
-        """Pairs that a token of the answer reads, over all layers and heads, with what it takes to choose them."""
-        return pairs_read(self._cache, self._tokens)
+        """Pairs that a token of the answer reads, over all layers and heads, as budgets count them."""
+        return read_of(self._cache, self._tokens).pairs
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """Attention of n new tokens over archive and tail: `query [1,Hq,n,D]`, `key, value [1,H,n,D]`."""
@@ -89,6 +90,6 @@ class ArchiveStore:
         return merge_parts([own, grouped_attention(grouped, keys[0, :, :past], values[0, :, :past], scale)])
 
 
-def pairs_read(cache: RaggedCache, reader: ArchiveReader) -> float:
-    """Pairs that a token reads of a whole archive."""
-    return sum(reader.read(layer) for layer in range(len(cache.layers)))
+def read_of(cache: RaggedCache, reader: ArchiveReader) -> Traffic:
+    """What a token reads of a whole archive."""
+    return Traffic.total(reader.read(layer) for layer in range(len(cache.layers)))

@@ -15,7 +15,7 @@ from typing import TypeVar
 import torch
 
 from kvz.cache.tail import Tail
-from kvz.decode.archive_store import ArchiveStore, pairs_read
+from kvz.decode.archive_store import ArchiveStore, read_of
 from kvz.decode.batch_slots import batch_slots
 from kvz.decode.decoding import Reading
 from kvz.decode.questions_store import QuestionsStore
@@ -192,7 +192,7 @@ class _Batch:
             token_seconds=(now - slot.first) / slot.steps if slot.steps else None,
             kv_bytes=session.archive_nbytes + nbytes,
             policy=self._reading.policy,
-            pairs_read=pairs_read(session.cache, self._readers[1]) if slot.steps else None,
+            pairs_read=read_of(session.cache, self._readers[1]).pairs if slot.steps else None,
         )
 
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from kvz.cache.ragged import RaggedCache
 from kvz.cache.tail import Tail
-from kvz.decode.archive_store import ArchiveStore, pairs_read
+from kvz.decode.archive_store import ArchiveStore, read_of
 from kvz.decode.policies.dense import ArchiveReader, DenseReader
 from kvz.decode.policies.exact_topk import ExactTopK
 from kvz.decode.policies.hsa import HSA
@@ -18,6 +18,7 @@ from kvz.decode.policies.rocket_mt import FirstStage, SecondStage
 from kvz.decode.policies.selection import Selector
 from kvz.decode.policies.sparq import SparQ
 from kvz.decode.policies.sparse import SparseReader
+from kvz.decode.policies.traffic import Traffic
 from kvz.decode.step.reader import DenseStep, SparseStep, StepReader, StepRoom, can_step
 from kvz.errors import UsageError
 
@@ -93,8 +94,12 @@ class Reading:
         return ArchiveStore(self.cache, tail, *self.readers())
 
     def pairs_read(self) -> float:
-        """Pairs that a token of an answer reads, over all layers and heads, with what it takes to choose them."""
-        return pairs_read(self.cache, self.readers()[1])
+        """Pairs that a token of an answer reads, over all layers and heads, as budgets count them."""
+        return self.read().pairs
+
+    def read(self) -> Traffic:
+        """What a token of an answer reads, over all layers."""
+        return read_of(self.cache, self.readers()[1])
 
 
 def dense_reading(cache: RaggedCache) -> Reading:
@@ -118,7 +123,7 @@ def rocket_mt_reading(name: str, cache: RaggedCache, prefix: int, budget: int) -
 
     def stages() -> Readers:
         first = FirstStage(cache, prefix, budget, dense)
-        return first, SecondStage(first, prefix, budget)
+        return first, SecondStage(first)
 
     return Reading(name, cache, stages, batched=False)
 

@@ -29,7 +29,7 @@ class Answer:
     generated ids without the end token. Seconds are wall time: from the question to the first token, and for each
     token after it (None if there was none). `kv_bytes` are those of archive (its index among them) and
     tail when the answer was complete. `policy` says how generated tokens read the archive, `pairs_read` how many of its
-    pairs each of them read, over all layers and heads, with what it took to choose them (None if there was none).
+    pairs each of them read, over all layers and heads, as budgets count them (None if there was none).
     """
 
     text: str

@@ -50,8 +50,9 @@ class Session:
 
     def reading_together(self, questions: int) -> Reading:
         """How a batch of so many questions reads least: as one question does, or densely, once for all."""
-        less = self.reading.batched and questions * self.reading.pairs_read() <= self.cache.pairs
-        return self.reading if less else dense_reading(self.cache)
+        dense = dense_reading(self.cache)
+        less = self.reading.batched and questions * self.reading.read().nbytes <= dense.read().nbytes
+        return self.reading if less else dense
 
     def ask(
         self,

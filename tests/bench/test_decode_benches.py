@@ -59,6 +59,9 @@ def test_lengths_and_batches(folder: Path, tmp_path: Path, capsys: pytest.Captur
     out = capsys.readouterr().out
     assert "hsa@32" in out
     assert "full (transformers)" in out
+    decode(["--model", str(folder), "--tokens", "300", "--new", "2", "--dtype", "float32", "--ratio", "1"])
+    [resident] = [row.split() for row in capsys.readouterr().out.splitlines() if row.startswith("resident KV")]
+    assert float(resident[-2]) == pytest.approx(1, abs=0.15)  # all pairs are there, and their positions
     batch(["--model", str(folder), "--tokens", "300", "--questions", "3", "--sizes", "2", "--new", "3"])
     assert "3 of 3" in capsys.readouterr().out.splitlines()[-1]
     with pytest.raises(UsageError, match="ask for no more"):

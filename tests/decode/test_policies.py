@@ -104,10 +104,10 @@ def test_sparq_and_exact_topk_equal_their_formulas(group):
         ranked[length - 5 :] += 2  # the newest t / 8 in any case
         want = ranked.topk(20).indices
         assert rows_of(layer, sparq, head, 0) == sorted(want.tolist())
-        torch.testing.assert_close(sparq.coverage[head, 0].double(), weights[:, want].sum(1), rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(sparq.rest.coverage[head, 0].double(), weights[:, want].sum(1), rtol=1e-4, atol=1e-6)
         true = torch.softmax(qd @ keys.T * 0.25, 1).mean(0)
         assert rows_of(layer, exact, head, 0) == sorted(true.topk(40).indices.tolist())
-    torch.testing.assert_close(sparq.coverage[2], torch.ones(2, group))
+    torch.testing.assert_close(sparq.rest.coverage[2], torch.ones(2, group))
 
 
 def test_what_each_selector_pays():
@@ -122,11 +122,11 @@ def test_what_each_selector_pays():
     for kind, pairs in want.items():
         selector = kind(40)
         selector.prepare(RaggedCache((layer,), 300), PREFIX)
-        assert selector.read(0) == pytest.approx(pairs), kind
+        assert selector.read(0).pairs == pytest.approx(pairs), kind
     for share in (0.1, 0.3, 0.9):
         selector = LowBit(40, 4, share)
         selector.prepare(RaggedCache((layer,), 300), PREFIX)
-        assert 30 + 2 * 38 < selector.read(0) <= 30 + 2 * 40
+        assert 30 + 2 * 38 < selector.read(0).pairs <= 30 + 2 * 40
 
 
 @settings(max_examples=60, deadline=None)
@@ -196,7 +196,7 @@ def test_sparq_spreads_what_it_did_not_read_over_the_mean_value():
     chosen = selector.choose(0, q[None, None], 0.25)
     rows = rows_of(layer, chosen, 0, 0)
     out, lse = attention64(q, keys[rows], values[rows], 0.25)
-    share = chosen.coverage[0, 0].double()
+    share = chosen.rest.coverage[0, 0].double()
     mixed = share[:, None] * out + (1 - share)[:, None] * values.mean(0)
     around = attention64(
         q, torch.cat([layer.keys[:PREFIX], part[2]]), torch.cat([layer.values[:PREFIX], part[3]]), 0.25
@@ -230,10 +230,10 @@ def test_stored_pages_that_do_not_fit_the_budget_are_not_used():
     layer = replace(layer, pages=page_layer(layer, PREFIX, 64))
     selector = HSA(32)
     selector.prepare(RaggedCache((layer,), 500), PREFIX)
-    assert selector.read(0) <= 33
+    assert selector.read(0).pairs <= 33
     exact = HSA(128)
     exact.prepare(RaggedCache((layer,), 500), PREFIX)
-    assert exact.read(0) == 64 + 7 * 16 / 32  # one page of 64, and all bounds of 7 pages
+    assert exact.read(0).pairs == 64 + 7 * 16 / 32  # one page of 64, and all bounds of 7 pages
 
 
 def test_hsa_on_bounds_in_8_bits_equals_the_formula_on_them():

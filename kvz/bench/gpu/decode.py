@@ -76,7 +76,7 @@ def _cases(
     for policy, budget in (("hsa", 256), ("hsa", 1024), ("lowbit", 256), ("lowbit", 1024)):
         reading = Decoding(policy, budget).reading(archive, _PREFIX)
         if reading.steps is not None and reading.policy == policy:
-            read = reading.pairs_read() * pair
+            read = reading.read().nbytes
             for batch in (1, questions) if policy == "lowbit" else (1,):
                 yield _Case(f"r = 0.3, {policy}@{budget}", batch, reading.steps, batch * read)
 

@@ -118,7 +118,7 @@ def _sparse_cases(geometry: ModelGeometry, layer: RaggedLayer, scale: float) -> 
             ("plane", planed.units, 1, planes.counts, _plane_scorer(query, planes, scale), planed.read),
         ):
             taken = sum(units.takes) * size
-            yield _Case(f"{name}_scores @{budget}", score, max(0.0, moved - taken) * pair_bytes)
+            yield _Case(f"{name}_scores @{budget}", score, max(0.0, moved.nbytes - taken * pair_bytes))
             choosable = ChoosableLayer.of(layer, _PREFIX, size, units.takes)
             space = SparseSpace.of(choosable, 1, geometry.group, _CAPACITY)
             room, scores = choosable.units(1), score()

@@ -41,8 +41,8 @@ class Cell(TypedDict, total=False):
     the name of one, and ends the method's label. `score` is a mean with its 95 % interval
     `score_low` to `score_high`; `kl` and `agreement` (share of tokens) compare with the full cache; `kv_bytes` are
     stored, `step_bytes` are read by a decode step, `floor_seconds` is the time to read them and the weights,
-    `peak_bytes` is the most memory held; `seconds` may have prefill, score, write, load, first_token and token (each
-    one after the first).
+    `peak_bytes` is the most memory that a method takes; `seconds` may have prefill, score, write, load, first_token and
+    token (each one after the first).
     """
 
     task: str

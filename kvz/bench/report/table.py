@@ -17,12 +17,12 @@ MEANINGS = {
     "full, full@repeat-kv": "the full cache; and the same, keys and values copied to each query head",
     "score, 95 %": "mean of the task's metric, 0 to 1, and its interval over contexts: wide where they are few",
     "KL, same tokens": "divergence from the full cache, nats a token, and tokens that are likeliest for both",
-    "stored": "bytes of the archive in memory, with its index",
-    "read a step": "bytes of it that a token of an answer reads, with what it takes to choose them",
+    "stored": "bytes in memory of the archive and of what its policy chooses by",
+    "read a step": "bytes of these that a token of an answer reads: to choose, and what is chosen",
     "a token, first token": "seconds a token of an answer, and from the question to the first one",
     "floor": "the least that a token can take: reading the weights and the bytes of a step once from memory",
     "compress, load": "seconds to prefill, score and write an archive, and to load it",
-    "peak memory": "the most that was held while an archive was made and asked, the full cache's not counted",
+    "peak memory": "the most that scoring takes, or that is held from evicting to the last answer, without weights",
 }
 """What the columns of a table are, in a line each; docs/benchmarks.md has the rest."""
 

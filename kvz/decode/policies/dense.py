@@ -8,6 +8,7 @@ from torch import Tensor
 
 from kvz.cache.ragged import RaggedCache
 from kvz.decode.beside import Beside, Part
+from kvz.decode.policies.traffic import Traffic, whole
 from kvz.kernels.decode_step import ragged_step
 from kvz.kernels.ragged_attention import (
     MOST_SPLIT_ROWS,
@@ -32,8 +33,13 @@ class ArchiveReader(Protocol):
         """Attention of `query [H,G,n,D]` over a layer's pairs, merged with that over other pairs: `[H,G*n,D]`."""
         ...
 
-    def read(self, layer: int) -> float:
-        """Pairs that a token reads of a layer, with what it takes to choose them."""
+    def read(self, layer: int) -> Traffic:
+        """What a token reads of a layer, with what it takes to choose it."""
+        ...
+
+    @property
+    def held_nbytes(self) -> int:
+        """Bytes of the tensors that it holds by now beside the archive: what it chooses by, and copies of pairs."""
         ...
 
 
@@ -60,9 +66,14 @@ class DenseReader:
         flat = query.reshape(heads, -1, dim)
         return ragged_attention_with_lse(flat, self._plan(layer, flat.shape[1]), scale, beside.part())
 
-    def read(self, layer: int) -> float:
-        """All of them."""
-        return self._cache.layers[layer].bounds[-1]
+    def read(self, layer: int) -> Traffic:
+        """All of it."""
+        return whole(self._cache.layers[layer])
+
+    @property
+    def held_nbytes(self) -> int:
+        """None: parts of a layer are views."""
+        return 0
 
     def _step(self, layer: int) -> RaggedStep | None:
         if layer not in self._steps:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from kvz.cache.pages import PAGE, PagedLayer
+from kvz.cache.pages import PAGE, PagedLayer, page_count
 from kvz.cache.ragged import RaggedLayer
 from kvz.decode.budget import HeadBudget, head_budget
 from kvz.decode.policies.selection import (
@@ -18,6 +18,7 @@ from kvz.decode.policies.selection import (
     largest_dims,
     temperature,
 )
+from kvz.decode.policies.traffic import Traffic, pair_nbytes
 from kvz.kernels.page_bounds import pages_of
 
 __all__ = ["HSA"]
@@ -30,7 +31,8 @@ class ChosenLayer:
     units: Units
     pages: PagedLayer
     budgets: list[HeadBudget]
-    read: float
+    read: Traffic
+    made: bool  # pages were made for it, the archive has none that would do
 
 
 class HSA(Selector):
@@ -49,8 +51,8 @@ class HSA(Selector):
         pages = pages_of(layer, prefix, self.page if self.page or stored else min(PAGE, self.budget // 2))
         budgets = [head_budget(n, pages.size, self.budget, dim, pages.bits) for n in lengths]
         units = Units.of(layer, prefix, pages.size, [None if b.whole else b.pages for b in budgets])
-        read = sum(b.pairs_read(n, pages.size, dim, pages.bits) for b, n in zip(budgets, lengths, strict=True))
-        self.layers[index] = ChosenLayer(units, pages, budgets, read)
+        read = Traffic.total(_read(b, n, pages, layer) for b, n in zip(budgets, lengths, strict=True))
+        self.layers[index] = ChosenLayer(units, pages, budgets, read, pages is not layer.pages)
 
     def choose(self, layer: int, query: Tensor, scale: float) -> Selection:
         """Of a page's two bounds the one is read that the sign of the group's summed query points to.
@@ -74,5 +76,20 @@ class HSA(Selector):
             logits[head, :, :, :count] = part @ bounds * (scale / temperature(query[head], part))
         return held.units.select(group_mean(logits))
 
-    def read(self, layer: int) -> float:
+    def read(self, layer: int) -> Traffic:
         return self.layers[layer].read
+
+    @property
+    def held_nbytes(self) -> int:
+        return sum(held.pages.nbytes for held in self.layers.values() if held.made)
+
+
+def _read(budget: HeadBudget, length: int, pages: PagedLayer, layer: RaggedLayer) -> Traffic:
+    """Of one head of `length` context pairs: a bound of every page in some dimensions, and the tokens of some pages."""
+    dim, pair = layer.keys.shape[1], pair_nbytes(layer)
+    pairs = budget.pairs_read(length, pages.size, dim, pages.bits)
+    if budget.whole:
+        return Traffic(pairs, length * pair)
+    bounds = budget.dims * page_count(length, pages.size) * pages.extremes.element_size()
+    grid = 0 if pages.grid is None else budget.dims * 2 * pages.grid.element_size()
+    return Traffic(pairs, bounds + grid + min(length, budget.pages * pages.size) * pair)

@@ -14,6 +14,7 @@ from torch import Tensor
 from kvz.cache.bit_planes import BitPlanes, planes_of
 from kvz.cache.ragged import RaggedLayer
 from kvz.decode.policies.selection import Selection, Selector, Units, context_lengths, group_mean
+from kvz.decode.policies.traffic import Traffic, pair_nbytes
 from kvz.kernels.decode_step import plane_scores, plane_step
 
 if TYPE_CHECKING:
@@ -33,7 +34,8 @@ class ChosenLayer:
     units: Units
     index: BitPlanes
     rows: list[int]
-    read: float
+    read: Traffic
+    made: bool  # the index was made for it, the archive has none
     kernel: PlaneScores | None
 
     def plain_scores(self, query: Tensor, scale: float) -> Tensor:
@@ -73,8 +75,12 @@ class LowBit(Selector):
         paid = [n * r / (_PAIR_BITS * dim) for n, r in zip(lengths, rows, strict=True)]
         takes = [int(self.budget - p) if r else None for r, p in zip(rows, paid, strict=True)]
         units = Units.of(layer, prefix, 1, takes)
-        read = sum(units.takes) + sum(paid)
-        self.layers[index] = ChosenLayer(units, planes, rows, read, plane_scores(planes, rows, lengths))
+        scored = sum(_row_nbytes(n) * r for n, r in zip(lengths, rows, strict=True))
+        spans = sum(map(bool, rows)) * dim * planes.ranges.element_size()
+        taken = sum(units.takes)
+        read = Traffic(taken + sum(paid), scored + spans + taken * pair_nbytes(layer))
+        made = planes is not layer.planes
+        self.layers[index] = ChosenLayer(units, planes, rows, read, made, plane_scores(planes, rows, lengths))
 
     def rows_of(self, length: int, dim: int, bits: int) -> int:
         """Rows of the index that a head of `length` pairs is scored with."""
@@ -91,5 +97,14 @@ class LowBit(Selector):
         held = self.layers[index]
         return plane_step(pairs, held.kernel, held.units.takes)
 
-    def read(self, layer: int) -> float:
+    def read(self, layer: int) -> Traffic:
         return self.layers[layer].read
+
+    @property
+    def held_nbytes(self) -> int:
+        return sum(held.index.nbytes for held in self.layers.values() if held.made)
+
+
+def _row_nbytes(length: int) -> int:
+    """Bytes of a row of the index, eight tokens in each."""
+    return -(-length // 8)

@@ -7,6 +7,7 @@ from torch import Tensor
 from kvz.cache.pages import PagedLayer, page_count
 from kvz.cache.ragged import RaggedLayer
 from kvz.decode.policies.selection import Selection, Selector, Units, context_lengths, group_mean
+from kvz.decode.policies.traffic import Traffic, pair_nbytes
 from kvz.kernels.page_bounds import pages_of
 
 __all__ = ["Quest"]
@@ -24,24 +25,37 @@ class Quest(Selector):
     def __init__(self, budget: int) -> None:
         super().__init__(budget)
         self._layers: dict[int, tuple[Units, PagedLayer]] = {}
+        self._read: dict[int, Traffic] = {}
+        self._held = 0
 
     def prepare_layer(self, index: int, layer: RaggedLayer, prefix: int) -> None:
         lengths = context_lengths(layer, prefix)
         size = max(_PAGE, page_count(max(lengths), max(1, self.budget // 2)))
         takes = [None if n <= self.budget else max(1, self.budget // 2 // size) for n in lengths]
-        self._layers[index] = Units.of(layer, prefix, size, takes), pages_of(layer, prefix, size)
+        units, pages = Units.of(layer, prefix, size, takes), pages_of(layer, prefix, size)
+        self._layers[index] = units, pages
+        self._held += 0 if pages is layer.pages else pages.nbytes
+        taken = sum(min(n, take * size) for n, take in zip(lengths, units.takes, strict=True))
+        scored = [count for count, take in zip(units.counts, units.takes, strict=True) if take < count]
+        grids = 0 if pages.grid is None else len(scored) * pages.grid[0].numel() * pages.grid.element_size()
+        bounds = sum(scored) * len(pages.extremes) * pages.extremes.element_size() + grids
+        self._read[index] = Traffic(sum(scored) + taken, bounds + taken * pair_nbytes(layer))
 
     def choose(self, layer: int, query: Tensor, scale: float) -> Selection:
         units, pages = self._layers[layer]
         logits = units.logits(query.shape[2], query.shape[1])
         positive, negative = query.clamp_min(0), query.clamp_max(0)
-        for head, count in enumerate(units.counts):
+        for head, (count, take) in enumerate(zip(units.counts, units.takes, strict=True)):
+            if take == count:  # taken whole
+                logits[head, :, :, :count] = 0
+                continue
             maxima, minima = pages.head(head)
             logits[head, :, :, :count] = positive[head] @ maxima + negative[head] @ minima
         return units.select(group_mean(logits * scale))
 
-    def read(self, layer: int) -> float:
-        units, _ = self._layers[layer]
-        lengths: list[int] = units.lengths.tolist()
-        heads = zip(units.counts, units.takes, lengths, strict=True)
-        return sum(n if n <= self.budget else count + min(n, take * units.size) for count, take, n in heads)
+    def read(self, layer: int) -> Traffic:
+        return self._read[layer]
+
+    @property
+    def held_nbytes(self) -> int:
+        return self._held

@@ -18,6 +18,7 @@ from kvz.decode.budget import rocket_kept
 from kvz.decode.policies.dense import DenseReader
 from kvz.decode.policies.hsa import HSA
 from kvz.decode.policies.sparse import SparseReader
+from kvz.decode.policies.traffic import Traffic
 
 __all__ = ["FirstStage", "SecondStage"]
 
@@ -25,10 +26,15 @@ _WINDOW, _KERNEL = 32, 63
 
 
 class FirstStage:
-    """Reads an archive densely for one question, and notes for each layer which pairs the answer may choose from."""
+    """Reads an archive densely for one question, and says for each layer which pairs the answer may choose from.
+
+    They are copied, and what the second stage chooses by is made: both belong to the question, not to the answer's
+    first token.
+    """
 
     def __init__(self, cache: RaggedCache, prefix: int, budget: int, dense: DenseReader) -> None:
         self.chosen: dict[int, RaggedLayer] = {}
+        self.second: dict[int, SparseReader] = {}
         self._cache = cache
         self._prefix = prefix
         self._budget = budget
@@ -47,51 +53,52 @@ class FirstStage:
             weights = torch.exp(window[head] @ stored.keys[begin:last].float().t() * scale - sums[head][..., None])
             best = _pooled(weights.sum((0, 1))).topk(keep).indices.sort().values + begin
             rows.append(torch.cat([torch.arange(first, begin, device=best.device), best]))
-        self.chosen[layer] = _restricted(stored, rows)
+        self.chosen[layer] = chosen = _restricted(stored, rows)
+        self.second[layer] = self._second(chosen)
         return out
 
     def kept(self, length: int, dim: int) -> int:
         """Context pairs that stay open to the second stage, of a head of `length`, prefix included."""
         return max(self._budget, rocket_kept(length, self._budget, dim) - self._prefix)
 
-    def read(self, layer: int) -> float:
-        """All of them."""
+    def read(self, layer: int) -> Traffic:
+        """All of it."""
         return self._dense.read(layer)
 
+    @property
+    def held_nbytes(self) -> int:
+        """The copies, and what the second stage holds beside them."""
+        copies = sum(layer.nbytes for layer in self.chosen.values())
+        return copies + sum(reader.held_nbytes for reader in self.second.values())
 
-@dataclass(eq=False)
+    def _second(self, chosen: RaggedLayer) -> SparseReader:
+        cache, selector = RaggedCache((chosen,), 0), HSA(self._budget)
+        selector.prepare(cache, self._prefix)
+        return SparseReader(cache, self._prefix, selector, DenseReader(cache))
+
+
+@dataclass(frozen=True, eq=False)
 class SecondStage:
     """HSA over what the first stage of the same question left open in each layer."""
 
     first: FirstStage
-    prefix: int
-    budget: int
-
-    def __post_init__(self) -> None:
-        self._made: dict[int, tuple[RaggedLayer, SparseReader]] = {}
 
     def attend(self, layer: int, query: Tensor, scale: float, beside: Beside) -> Tensor:
         """Attention over prefix and choice; a token that comes before any question looks at everything."""
-        if layer not in self.first.chosen:
+        reader = self.first.second.get(layer)
+        if reader is None:
             return self.first.attend(layer, query, scale, beside)
-        return self._reader(layer).attend(0, query, scale, beside)
+        return reader.attend(0, query, scale, beside)
 
-    def read(self, layer: int) -> float:
+    def read(self, layer: int) -> Traffic:
         """What a token reads after a question."""
-        if layer not in self.first.chosen:
-            return self.first.read(layer)
-        return self._reader(layer).read(0)
+        reader = self.first.second.get(layer)
+        return self.first.read(layer) if reader is None else reader.read(0)
 
-    def _reader(self, layer: int) -> SparseReader:
-        chosen = self.first.chosen[layer]
-        made = self._made.get(layer)
-        if made is None or made[0] is not chosen:
-            cache = RaggedCache((chosen,), 0)
-            selector = HSA(self.budget)
-            selector.prepare(cache, self.prefix)
-            made = chosen, SparseReader(cache, self.prefix, selector, DenseReader(cache))
-            self._made[layer] = made
-        return made[1]
+    @property
+    def held_nbytes(self) -> int:
+        """What both stages hold of the last question."""
+        return self.first.held_nbytes
 
 
 def _pooled(sums: Tensor) -> Tensor:

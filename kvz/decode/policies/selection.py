@@ -16,12 +16,14 @@ import torch
 from torch import Tensor
 
 from kvz.cache.ragged import RaggedCache, RaggedLayer
+from kvz.decode.policies.traffic import Traffic
 
 if TYPE_CHECKING:
     from kvz.kernels.cpu.chosen_step import ChosenStep
     from kvz.kernels.cpu.plane_step import PlaneStep
 
 __all__ = [
+    "Rest",
     "Selection",
     "Selector",
     "Units",
@@ -37,13 +39,23 @@ __all__ = [
 class Selection:
     """`rows [H,n,K]` of the layer's pairs to attend, any order, for each head and token, where `valid [H,n,K]`.
 
-    `coverage [H,n,G]`, where a policy estimates it, is the share of the softmax's mass that lies on those rows: the
-    rest is then taken to fall on the mean value.
+    `rest`, where a policy estimates it, is what lies on the others.
     """
 
     rows: Tensor
     valid: Tensor
-    coverage: Tensor | None = None
+    rest: Rest | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Rest:
+    """Pairs that are not attended: the softmax's mass on them, 1 - `coverage [H,n,G]`, falls on `means [H,D]` float32.
+
+    `coverage` is the share of the mass that lies on the rows that are chosen, `means` are values.
+    """
+
+    coverage: Tensor
+    means: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,8 +148,13 @@ class Selector(ABC):
         return None
 
     @abstractmethod
-    def read(self, layer: int) -> float:
-        """Traffic of a token's step over a layer, in pairs of 16-bit keys and values: to choose, and what is chosen."""
+    def read(self, layer: int) -> Traffic:
+        """What a token's step reads of a layer: to choose, and what is chosen."""
+
+    @property
+    def held_nbytes(self) -> int:
+        """Bytes of the tensors that were made by `prepare` to choose by, and are not the archive's."""
+        return 0
 
 
 def context_lengths(layer: RaggedLayer, prefix: int) -> list[int]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
 from kvz.cache.ragged import RaggedLayer
 from kvz.decode.policies.selection import (
+    Rest,
     Selection,
     Selector,
     Units,
@@ -15,6 +18,7 @@ from kvz.decode.policies.selection import (
     largest_dims,
     temperature,
 )
+from kvz.decode.policies.traffic import Traffic, pair_nbytes
 
 __all__ = ["SparQ"]
 
@@ -30,11 +34,19 @@ class SparQ(Selector):
         self.local = budget // 8  # the newest context tokens, always chosen
         self._layers: dict[int, tuple[Units, list[Tensor], list[int]]] = {}
 
+        self._means: dict[int, Tensor] = {}
+        self._read: dict[int, Traffic] = {}
+
     def prepare_layer(self, index: int, layer: RaggedLayer, prefix: int) -> None:
         lengths, dim = context_lengths(layer, prefix), layer.keys.shape[1]
         units = Units.of(layer, prefix, 1, [None if n <= self.budget else self.budget // 2 for n in lengths])
         dims = [0 if n <= self.budget else max(1, min(dim, dim * self.budget // n)) for n in lengths]
         self._layers[index] = units, context_keys(layer, prefix), dims
+        self._means[index] = means = _mean_values(layer, prefix)
+        looked = sum(n * d for n, d in zip(lengths, dims, strict=True))  # numbers of keys
+        taken = sum(units.takes)
+        nbytes = looked * layer.keys.element_size() + taken * pair_nbytes(layer) + means.nbytes
+        self._read[index] = Traffic(taken + looked / (2 * dim), nbytes)
 
     def choose(self, layer: int, query: Tensor, scale: float) -> Selection:
         units, keys, dims = self._layers[layer]
@@ -55,10 +67,17 @@ class SparQ(Selector):
         at = (selection.rows - units.begins[:, None, None]).clamp_min(0).masked_fill(~selection.valid, 0)
         found = weights.gather(3, at.unsqueeze(2).expand(-1, -1, query.shape[2], -1))
         covered = found.masked_fill(~selection.valid.unsqueeze(2), 0).sum(3)
-        return Selection(selection.rows, selection.valid, covered)
+        return Selection(selection.rows, selection.valid, Rest(covered, self._means[layer]))
 
-    def read(self, layer: int) -> float:
-        units, keys, dims = self._layers[layer]
-        width = keys[0].shape[1]
-        chosen = sum(len(k) * d for k, d in zip(keys, dims, strict=True)) / (2 * width)
-        return sum(units.takes) + chosen
+    def read(self, layer: int) -> Traffic:
+        return self._read[layer]
+
+    @property
+    def held_nbytes(self) -> int:
+        return sum(means.nbytes for means in self._means.values())
+
+
+def _mean_values(layer: RaggedLayer, prefix: int) -> Tensor:
+    """The mean value of each head's context, `[H,D]` float32."""
+    parts = [layer.values[first + prefix : last].float() for first, last in pairwise(layer.bounds)]
+    return torch.stack([part.sum(0) / max(1, len(part)) for part in parts])

@@ -12,6 +12,7 @@ from kvz.cache.ragged import RaggedCache
 from kvz.decode.beside import Beside, Part
 from kvz.decode.policies.dense import DenseReader
 from kvz.decode.policies.selection import Selection, Selector
+from kvz.decode.policies.traffic import Traffic, pair_nbytes
 from kvz.kernels.attention import grouped_attention
 from kvz.kernels.chosen_attention import chosen_attention
 from kvz.kernels.decode_step import chosen_step
@@ -36,8 +37,7 @@ class SparseReader:
         self._selector = selector
         self._dense = dense
         self._covered = [_covered(layer.bounds, prefix + selector.budget) for layer in cache.layers]
-        self._prefixes: dict[int, tuple[Tensor, Tensor]] = {}
-        self._means: dict[int, Tensor] = {}
+        self._prefixes: dict[int, Tensor] = {}
         self._steps: dict[int, ChosenStep | None] = {}
         self._wholes: dict[int, PlaneStep | None] = {}
 
@@ -48,7 +48,7 @@ class SparseReader:
         if beside.tails is not None and (whole := self._whole(layer)):
             return whole.attend(query.transpose(1, 2), scale, beside.tails).transpose(1, 2).flatten(1, 2)
         selection = self._selector.choose(layer, query.transpose(1, 2).float(), scale)
-        if beside.tails is not None and selection.coverage is None and (step := self._step(layer)):
+        if beside.tails is not None and selection.rest is None and (step := self._step(layer)):
             out = step.attend(query.transpose(1, 2), selection.rows, selection.valid, scale, beside.tails)
             return out.transpose(1, 2).flatten(1, 2)
         parts = [beside.part()]
@@ -57,12 +57,18 @@ class SparseReader:
         parts.append(self._over_chosen(layer, query, selection, scale))
         return merge_parts(parts)[0]
 
-    def read(self, layer: int) -> float:
+    def read(self, layer: int) -> Traffic:
         """What is chosen, the choosing, and the prefix."""
         stored = self._cache.layers[layer]
         if stored.window is not None or self._covered[layer]:
             return self._dense.read(layer)
-        return stored.heads * self._prefix + self._selector.read(layer)
+        always = stored.heads * self._prefix
+        return Traffic(always, always * pair_nbytes(stored)) + self._selector.read(layer)
+
+    @property
+    def held_nbytes(self) -> int:
+        """What the selector holds: pairs are read where they are."""
+        return self._selector.held_nbytes
 
     def _whole(self, layer: int) -> PlaneStep | None:
         if layer not in self._wholes:
@@ -78,28 +84,20 @@ class SparseReader:
     def _over_chosen(self, layer: int, query: Tensor, selection: Selection, scale: float) -> Part:
         stored = self._cache.layers[layer]
         out, lse = chosen_attention(query, stored.keys, stored.values, selection.rows, selection.valid, scale)
-        if selection.coverage is None:
+        if selection.rest is None:
             return out, lse
-        share = selection.coverage.transpose(1, 2).flatten(1).clamp(1e-6, 1)
-        rest = (1 - share)[..., None] * self._mean_of(layer)[:, None]
+        share = selection.rest.coverage.transpose(1, 2).flatten(1).clamp(1e-6, 1)
+        rest = (1 - share)[..., None] * selection.rest.means[:, None]
         return share[..., None] * out.float() + rest, lse - share.log()
 
     def _prefix_of(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of the prefix, `[H,P,D]` each, gathered once."""
+        """Keys and values of the prefix, `[H,P,D]` each, gathered anew: no pair is held twice."""
+        stored = self._cache.layers[layer]
         if layer not in self._prefixes:
-            stored = self._cache.layers[layer]
             begins = torch.tensor(stored.bounds[:-1], device=stored.keys.device)
-            rows = begins[:, None] + torch.arange(self._prefix, device=stored.keys.device)
-            self._prefixes[layer] = stored.keys[rows], stored.values[rows]
-        return self._prefixes[layer]
-
-    def _mean_of(self, layer: int) -> Tensor:
-        """The mean value of each head's context, `[H,D]` float32, computed once."""
-        if layer not in self._means:
-            stored = self._cache.layers[layer]
-            parts = [stored.values[a + self._prefix : b].float() for a, b in pairwise(stored.bounds)]
-            self._means[layer] = torch.stack([part.sum(0) / max(1, len(part)) for part in parts])
-        return self._means[layer]
+            self._prefixes[layer] = begins[:, None] + torch.arange(self._prefix, device=stored.keys.device)
+        rows = self._prefixes[layer]
+        return stored.keys[rows], stored.values[rows]
 
 
 def _covered(bounds: tuple[int, ...], most: int) -> bool:

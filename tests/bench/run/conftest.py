@@ -30,6 +30,7 @@ def calm(monkeypatch: pytest.MonkeyPatch, cache: Path) -> Iterator[None]:
     """One thread, no network, and a probe of memory that is quick."""
     monkeypatch.setenv("KVZ_CACHE", str(cache))
     monkeypatch.setattr("kvz.bench.environment._PROBE", 1 << 20)
+    monkeypatch.setattr("kvz.bench.environment._SECONDS", 0.0)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

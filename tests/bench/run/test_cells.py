@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,9 +24,11 @@ from kvz.bench.tasks.task import Question, Sample
 from kvz.bench.teacher import Teacher, agreement_of
 from kvz.decode.conversation import Conversation
 from kvz.decode.decoding import Decoding
-from kvz.models.language_model import LanguageModel
+from kvz.decode.policies.quest import Quest
+from kvz.models.language_model import LanguageModel, load_model
 from kvz.scoring.snapkv import SnapKV
 from tests.conftest import TEXT
+from tests.tiny import make_model_folder
 
 QUESTIONS = ("Where is the key?", "Who keeps the ledger?")
 SAMPLE = Sample(TEXT, tuple(Question(text, ("clock",)) for text in QUESTIONS), {"depth": 0.5, "length": 200})
@@ -68,6 +73,27 @@ def test_answers_are_those_of_archives(prefilled: Prefilled, tiny: LanguageModel
     assert measured(prefilled, "kvzip@0.3", "multi-turn")["answers"] == [talk.ask(text, NEW).text for text in QUESTIONS]
 
 
+def test_what_a_policy_makes_to_choose_by_is_stored_and_timed(
+    prefilled: Prefilled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens, heads, full = len(prefilled.context.ids), 2 * 3, measured(prefilled, "full")
+    quest, exact = measured(prefilled, "quest@64"), measured(prefilled, "exact-topk@64")
+    assert quest["kv_bytes"] == full["kv_bytes"] + heads * math.ceil(tokens / 16) * 2 * 16 * 4  # both bounds, float32
+    assert exact["kv_bytes"] == full["kv_bytes"]
+    keys, prefix = tokens * 16 * 4, prefilled.context.prefix * 2 * 16 * 4
+    assert exact["step_bytes"] == heads * (keys + 64 * 16 * 4 + prefix)
+    several = measured(prefilled, "rocketkv-mt@16", "multi-turn")
+    assert several["kv_bytes"] > full["kv_bytes"] + heads * 16 * (2 * 16 * 4 + 4)  # copies of what is open
+    prepare = Quest.prepare_layer
+
+    def slowly(*arguments: Any) -> None:
+        time.sleep(0.1)
+        prepare(*arguments)
+
+    monkeypatch.setattr(Quest, "prepare_layer", slowly)
+    assert measured(prefilled, "quest@64")["seconds"]["write"] > 0.3 > quest["seconds"]["write"]
+
+
 def test_a_question_is_seen_in_single_shot_only(prefilled: Prefilled, tiny: LanguageModel) -> None:
     unseen = kvz.compress(TEXT, tiny, ratio=0.3, method="snapkv")
     assert measured(prefilled, "snapkv@0.3")["answers"] == [unseen.ask(text, NEW).text for text in QUESTIONS]
@@ -85,6 +111,38 @@ def test_a_conversation_is_what_transformers_reads(prefilled: Prefilled, tiny_fo
         ids += [*question, *answer]
         logits = network(torch.tensor([ids])).logits[0, -len(answer) - 1 :]
         torch.testing.assert_close(told.double(), logits.log_softmax(-1), atol=1e-3, rtol=1e-3)
+
+
+def test_turns_are_those_of_the_conversation_where_a_text_ends_answers(tmp_path: Path) -> None:
+    """Without a chat template; what ends an answer is cut, here and where the conversation goes on."""
+    model = load_model(str(make_model_folder(tmp_path, template=None)), "cpu", "float32")
+    questions = ("Where?", "Why?")
+    prefilled = Prefilled(model, Sample(TEXT, tuple(Question(text, ("clock",)) for text in questions)), 12)
+    text = model.tokenizer.decode(prefilled.session(prefilled.whole[0]).ask(questions[0], 12).ids)
+    stop = next(c for c in text[2:] if c not in ("\ufffd", *text[:2]))
+    frame = prefilled.context.frame
+    cut = replace(frame, seam=replace(frame.seam, stop_texts=(stop,)))
+    prefilled.context = replace(prefilled.context, frame=cut)
+    conversation = Conversation(prefilled.session(prefilled.whole[0]))
+    answers = [conversation.ask(question, 12) for question in questions]
+    assert answers[0].stop == "end"
+    [talk] = prefilled.talks(True)
+    script = [token for turn in talk.script for ids in turn for token in ids]
+    encode = model.tokenizer.encode_plain
+    assert stop not in model.tokenizer.decode(talk.script[0][1])
+    assert script[: conversation.history] == [
+        *encode(f"\n\nQuestion: {questions[0]}\nAnswer:"),
+        *answers[0].ids[: answers[0].ids.index(encode(stop)[0])],
+        *encode(f"\n\nQuestion: {questions[1]}\nAnswer:"),
+        *talk.script[1][1],
+    ]
+    assert len(script) == conversation.history
+    teacher = prefilled.teacher(prefilled.whole[0], prefilled.session(prefilled.whole[0]).reading, True)
+    teacher.read(talk.script)
+    length = conversation._tail.length
+    for layer in range(model.geometry.layers):
+        ours, theirs = (tail._keys[layer][:, :, :length] for tail in (teacher._tail, conversation._tail))
+        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
 
 
 def test_agreement_by_hand() -> None:
@@ -108,14 +166,17 @@ def test_expanded_keys_and_values_give_the_same(prefilled: Prefilled, tiny: Lang
 
 def test_a_cell_is_the_mean_over_contexts(prefilled: Prefilled) -> None:
     part = {**measured(prefilled, "full"), "facts": SAMPLE.facts}
-    parts = [{**part, "scores": scores} for scores in ([1.0, 1.0], [0.0, 1.0], [0.5, 0.5])]
-    cell = cell_of(planned("full", "multi-query"), parts, weight_bytes=1000, bandwidth=2e3)
+    given = ([1.0, 1.0], 7), ([0.0, 1.0], 9), ([0.5, 0.5], 8)
+    parts = [{**part, "scores": scores, "peak_bytes": peak} for scores, peak in given]
+    cell = cell_of(planned("full", "multi-query"), parts, weight_bytes=1000, bandwidth=2e12)
     assert cell["score"] == pytest.approx((1 + 0.5 + 0.5) / 3)
     assert (cell["score_low"], cell["score_high"]) == (0, 1), "4.303 * 0.2887 / sqrt(3) to either side"
-    assert cell["floor_seconds"] == pytest.approx((1000 + part["step_bytes"]) / 2e3)
+    assert cell["floor_seconds"] == pytest.approx((1000 + part["step_bytes"]) / 2e12)
+    slow = cell_of(planned("full", "multi-query"), parts, weight_bytes=1000, bandwidth=1.0)
+    assert "floor_seconds" not in slow  # a step took less
     assert [fact["score"] for fact in cell["facts"]] == [1, 0.5, 0.5]
     assert {"prefill", "score", "write", "load", "first_token", "token"} == set(cell["seconds"])
-    assert cell["peak_bytes"] > 1e6
+    assert cell["peak_bytes"] == 9
     one = cell_of(planned("full", "multi-query"), [{**part, "scores": [1.0]}], 1, 1.0)
     assert "score_low" not in one
 
