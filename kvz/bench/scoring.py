@@ -69,7 +69,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     model = load_model(options.model, "cpu", options.dtype, note)
     lengths = [int(length) for length in options.lengths.split(",")]
     names = options.methods.split(",")
-    _measure_length(model, names, 256)  # first calls allocate what they keep
+    list(_measure_length(model, names, 256))  # first calls allocate what they keep
     rows = [row for length in lengths for row in _measure_length(model, names, length)]
     return {"machine": describe_machine(), "model": shown(model.source.id), "dtype": model.dtype_name, "rows": rows}
 

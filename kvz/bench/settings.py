@@ -14,7 +14,7 @@ from kvz.bench.documents import EXAMPLES
 from kvz.bench.file_names import plain_name
 from kvz.bench.methods import Method, numbers_left_out, parse_methods, same_methods
 from kvz.bench.plan import AUTO, check_protocol
-from kvz.bench.tasks.registry import make_task, needs_data, takes_template, takes_texts
+from kvz.bench.tasks.registry import make_task, needs_data, takes_template, takes_texts, template_tasks
 from kvz.bench.tasks.task import Task
 from kvz.errors import ScoringError, UsageError
 from kvz.models.language_model import LanguageModel
@@ -87,7 +87,8 @@ def make_settings(
         raise UsageError(f"--texts is for tasks that hide things in text, not for {', '.join(names)}; leave it out")
     if template is not None and not any(map(takes_template, names)):
         raise UsageError(
-            f"--template is for tasks with questions from a file, not for {', '.join(names)}; leave it out"
+            f"--template is for {', '.join(template_tasks())}; {', '.join(names)} words questions its own way: "
+            "leave it out"
         )
     of_task = _QUICK_TASKS if not tasks else {}
     usual = _QUICK_SAMPLES if quick else _SAMPLES

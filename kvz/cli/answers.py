@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from kvz import wording
 from kvz.cli import console
 from kvz.cli.questions import Question
 from kvz.errors import KvzError
@@ -102,11 +103,11 @@ def statistics(answer: Answer) -> str:
     rate = f", then {1 / answer.token_seconds:.1f} tokens/s" if answer.token_seconds else ""
     cut = {"end": "", "length": " (cut: --max-new-tokens)", "full": " (cut: no position left)"}[answer.stop]
     read = (
-        f", {console.quantity(round(answer.pairs_read))} pairs of all heads read a token" if answer.pairs_read else ""
+        f", {wording.quantity(round(answer.pairs_read))} pairs of all heads read a token" if answer.pairs_read else ""
     )
     sparse = f"; {answer.policy}{read}" if answer.policy != "dense" else ""
-    held = f"{console.size(answer.kv_bytes)} of KV{sparse}"
+    held = f"{wording.size(answer.kv_bytes)} of KV{sparse}"
     return (
-        f"  {answer.new_tokens} tokens{cut}, first after {console.seconds(answer.first_token_seconds)}{rate}; "
-        f"{console.quantity(answer.context_tokens)} tokens of context reused, {held}"
+        f"  {answer.new_tokens} tokens{cut}, first after {wording.seconds(answer.first_token_seconds)}{rate}; "
+        f"{wording.quantity(answer.context_tokens)} tokens of context reused, {held}"
     )

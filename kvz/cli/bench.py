@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
+from kvz import wording
 from kvz.cli import console
 from kvz.cli.bench_report import report_runs, say_more, show, write
 from kvz.cli.options import DeviceOption, JsonOption, ModelOption, QuietOption
@@ -199,7 +200,7 @@ def _list(settings: Settings, name: str | None, device: str, dtype: str, as_json
             end = (
                 f"skipped: {cell['skipped']}"
                 if cell["skipped"]
-                else f"{console.quantity(math.ceil(cell['estimated_seconds']))} s"
+                else f"{wording.quantity(math.ceil(cell['estimated_seconds']))} s"
             )
             shown = f"{cell['task']}, {cell['length']:,} tokens, {cell['protocol']}, {cell['method']}"
             console.emit(f"{shown}: {end}")

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvz import wording
 from kvz.cli import console
 from kvz.errors import UsageError
 
@@ -54,7 +55,7 @@ def show(results: Results) -> None:
     whole = not sys.stdout.isatty() and "COLUMNS" not in os.environ
     print_tables(results.cells, Console(highlight=False, width=_WIDE if whole else None))
     for note in notes_of(results.cells):
-        console.emit(console.printable(note))
+        console.emit(wording.printable(note))
 
 
 def write(path: Path, results: Results, say: Any) -> None:

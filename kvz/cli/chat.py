@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import typer
 
+from kvz import wording
 from kvz.cli import console
 from kvz.cli.chat_commands import ChatCommands
 from kvz.cli.decode_options import (
@@ -75,7 +76,7 @@ def chat(
     talk = Talk(Conversation(session), max_new_tokens, sampling, as_json, quiet)
     commands = ChatCommands(talk.conversation, decoding, talk.turns, quiet)
     if sys.stdin.isatty() and not quiet:
-        held = console.quantity(loaded.manifest.prompt.context_tokens)
+        held = wording.quantity(loaded.manifest.prompt.context_tokens)
         console.note(f"{loaded.manifest.source.name}: {held} tokens. Ask, or /help; Ctrl-D or /quit ends.")
     for line in _lines(quiet):
         if not _take(line, talk, commands, quiet):

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvz import wording
 from kvz.cli import console
 from kvz.cli.answers import say_covered
 from kvz.errors import KvzError, UsageError
@@ -66,9 +67,9 @@ class ChatCommands:
     def _stats(self, rest: str) -> None:
         talk = self._conversation
         console.note(
-            f"{_turns(talk.turns)}, {console.quantity(talk.history)} tokens; "
-            f"{console.quantity(talk.positions_left)} of the model's positions left; "
-            f"{console.size(talk.kv_bytes)} of KV; {talk.policy}"
+            f"{_turns(talk.turns)}, {wording.quantity(talk.history)} tokens; "
+            f"{wording.quantity(talk.positions_left)} of the model's positions left; "
+            f"{wording.size(talk.kv_bytes)} of KV; {talk.policy}"
         )
 
     def _budget(self, rest: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvz import wording
 from kvz.cli import console
 
 if TYPE_CHECKING:
@@ -44,16 +45,16 @@ def print_summary(summary: dict[str, Any]) -> None:
     """The facts for a reader, on stderr."""
     kept, total = summary["pairs_kept"], summary["pairs_total"]
     if summary["dropped_tokens"]:
-        dropped = console.quantity(summary["dropped_tokens"])
+        dropped = wording.quantity(summary["dropped_tokens"])
         console.note(f"kvz: {dropped} tokens of the document's {summary['truncated']} were left out")
     if summary["context_tokens"] < 32:
         console.note("kvz: the document is so short that compressing it gains nothing")
     console.note(
-        f"{summary['archive']}: {console.quantity(summary['context_tokens'])} tokens, "
-        f"{console.quantity(kept)} of {console.quantity(total)} pairs kept ({100 * kept / total:.1f} %)"
+        f"{summary['archive']}: {wording.quantity(summary['context_tokens'])} tokens, "
+        f"{wording.quantity(kept)} of {wording.quantity(total)} pairs kept ({100 * kept / total:.1f} %)"
     )
     console.note(
-        f"  KV cache {console.size(summary['kv_bytes_full'])} -> {console.size(summary['kv_bytes_kept'])}, "
-        f"file {console.size(summary['file_bytes'])} ({summary['dtype']}, {summary['model']})"
+        f"  KV cache {wording.size(summary['kv_bytes_full'])} -> {wording.size(summary['kv_bytes_kept'])}, "
+        f"file {wording.size(summary['file_bytes'])} ({summary['dtype']}, {summary['model']})"
     )
-    console.note("  " + ", ".join(f"{name} {console.seconds(value)}" for name, value in summary["seconds"].items()))
+    console.note("  " + ", ".join(f"{name} {wording.seconds(value)}" for name, value in summary["seconds"].items()))

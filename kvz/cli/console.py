@@ -9,7 +9,7 @@ from typing import Any
 
 from kvz.errors import OutputError
 from kvz.progress import Progress
-from kvz.wording import printable, quantity, seconds, size
+from kvz.wording import printable, size
 
 __all__ = [
     "TerminalProgress",
@@ -17,10 +17,6 @@ __all__ = [
     "emit",
     "emit_json",
     "note",
-    "printable",
-    "quantity",
-    "seconds",
-    "size",
     "terminal_progress",
 ]
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Optional
 import msgspec
 import typer
 
+from kvz import wording
 from kvz.cli import console
 from kvz.cli.options import ArchivePath, JsonOption, ModelOption
 from kvz.errors import UsageError
@@ -48,7 +49,7 @@ def inspect(
         return
     facts = [f"{name:>9}  {value}" for name, value in _facts(opened).items()]
     for line in [*facts, "", *_chart(opened.manifest)]:
-        console.emit(console.printable(line))
+        console.emit(wording.printable(line))
 
 
 def _as_json(opened: ArchiveFile) -> dict[str, Any]:
@@ -68,22 +69,22 @@ def _facts(opened: ArchiveFile) -> dict[str, str]:
     options = " ".join(f"{key}={value}" for key, value in info.parameters.items())
     sharing = " ".join(f"{key}={value}" for key, value in info.allocation_parameters.items())
     sizes = archive_bytes(opened.header)
-    cut = f", {m.source.truncated} cut by {console.quantity(m.source.dropped_tokens)}" if m.source.truncated else ""
+    cut = f", {m.source.truncated} cut by {wording.quantity(m.source.dropped_tokens)}" if m.source.truncated else ""
     return {
-        "archive": f"{opened.path} ({console.size(opened.header.file_size)}, "
+        "archive": f"{opened.path} ({wording.size(opened.header.file_size)}, "
         f"format {opened.header.metadata['kvz_version']}, by {m.creator.name} {m.creator.version})",
-        "document": f"{m.source.name} ({console.size(m.source.bytes)}, sha256 {m.source.sha256[:16]}...)",
+        "document": f"{m.source.name} ({wording.size(m.source.bytes)}, sha256 {m.source.sha256[:16]}...)",
         "text": "token ids included: the text can be read back" if m.source.text_included else "left out",
-        "tokens": f"{m.prompt.prefix_tokens} prefix + {console.quantity(m.prompt.context_tokens)} context{cut}",
+        "tokens": f"{m.prompt.prefix_tokens} prefix + {wording.quantity(m.prompt.context_tokens)} context{cut}",
         "model": f"{m.model.id} ({m.model.architecture}, {m.model.dtype}"
         + (f", revision {m.model.revision[:12]})" if m.model.revision else ")"),
         "geometry": f"{len(m.model.layers)} layers, {m.model.query_heads} query heads, {_heads(m)}",
         "frame": m.prompt.frame + (" with its own system text" if m.prompt.system is not None else ""),
         "method": f"{info.method} {options}, {info.allocation} {sharing} {share}",
-        "kept": f"{console.quantity(info.pairs_kept)} of {console.quantity(info.pairs_total)} pairs "
+        "kept": f"{wording.quantity(info.pairs_kept)} of {wording.quantity(info.pairs_total)} pairs "
         f"({100 * info.pairs_kept / info.pairs_total:.1f} %)",
         "index": _index(m),
-        "bytes": ", ".join(f"{kind} {console.size(n)}" for kind, n in sizes.items()),
+        "bytes": ", ".join(f"{kind} {wording.size(n)}" for kind, n in sizes.items()),
         "prints": f"model {m.model.fingerprint[:12]}, tokenizer {m.tokenizer.fingerprint[:12]}, "
         f"template {m.tokenizer.template_fingerprint[:12]}",
     }
@@ -111,7 +112,7 @@ def _chart(manifest: Manifest) -> list[str]:
     lines = ["    layer  share kept" + " " * 28 + "each head, %"]
     for index, row in enumerate(manifest.compression.kept):
         if not row:
-            lines.append(f"{index:>9}  sliding: the last {console.quantity(manifest.head_lengths(index)[0])} tokens")
+            lines.append(f"{index:>9}  sliding: the last {wording.quantity(manifest.head_lengths(index)[0])} tokens")
             continue
         share = sum(row) / (context * len(row))
         heads = " ".join(f"{100 * kept / context:5.1f}" for kept in row)

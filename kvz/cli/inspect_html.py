@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from kvz import wording
 from kvz.archive import Archive, identity_of, load
 from kvz.cli import console
 from kvz.cli.targets import check_output
@@ -29,14 +30,14 @@ def write_html(opened: ArchiveFile, facts: dict[str, str], output: str, model: s
     target = _target(opened, output, force)
     archive = load(opened.path)
     texts, no_text = _texts(archive, model, console.terminal_progress(quiet=False))
-    shown = {name: console.printable(value) for name, value in facts.items()}
+    shown = {name: wording.printable(value) for name, value in facts.items()}
     page = archive_page(archive, shown, texts, no_text).encode()
     if target is None:
         _write_to_stdout(page)
         return
     with atomic_file(target, force) as file:
         file.write(page)
-    console.note(f"{target}: {console.size(len(page))}" + (", without the text" if texts is None else ""))
+    console.note(f"{target}: {wording.size(len(page))}" + (", without the text" if texts is None else ""))
 
 
 def _target(opened: ArchiveFile, output: str, force: bool) -> Path | None:

@@ -22,13 +22,14 @@ from kvz.cli.bench import bench
 from kvz.cli.calibrate import calibrate
 from kvz.cli.chat import chat
 from kvz.cli.compress import compress
-from kvz.cli.console import emit, note, printable
+from kvz.cli.console import emit, note
 from kvz.cli.inspect import inspect
 from kvz.cli.models import models
 from kvz.cli.signals import InterruptHandler
 from kvz.cli.verify import verify
 from kvz.errors import KvzError
 from kvz.version import __version__
+from kvz.wording import printable
 
 __all__ = ["main", "make_app", "run"]
 

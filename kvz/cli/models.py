@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from kvz import wording
 from kvz.cli import console
 from kvz.cli.options import JsonOption, QuietOption
 
@@ -30,7 +31,7 @@ def models(
         if as_json:
             console.emit_json(row)
         else:
-            held = console.size(row["bytes"]) if row["cached"] else "not fetched yet (kvz models --fetch), will be in"
+            held = wording.size(row["bytes"]) if row["cached"] else "not fetched yet (kvz models --fetch), will be in"
             console.emit(f"{row['model']}  [{row['kind']}]  {held}  {row['folder']}")
 
 

@@ -6,6 +6,7 @@ from typing import Annotated, Optional
 
 import typer
 
+from kvz import wording
 from kvz.cli import console
 from kvz.cli.options import ArchivePath, JsonOption, QuietOption
 from kvz.format.reader import open_archive
@@ -48,4 +49,4 @@ def verify(
         console.emit_json({"archive": archive, "ok": True, "tensors": tensors, "bytes": checked, "model": model})
     else:
         suffix = f", made with {model}" if model is not None else ""
-        console.emit(f"{archive}: sound ({tensors} tensors, {console.size(checked)} checked{suffix})")
+        console.emit(f"{archive}: sound ({tensors} tensors, {wording.size(checked)} checked{suffix})")

@@ -14,9 +14,18 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
-__all__ = ["ATTENTION_NAME", "PairStore", "Told", "WatchingStore", "hide_attention_from_compiler", "register_attention"]
+__all__ = [
+    "ATTENTION_NAME",
+    "OPAQUE_ATTENTION_NAME",
+    "PairStore",
+    "Told",
+    "WatchingStore",
+    "register_attention",
+    "register_opaque_attention",
+]
 
 ATTENTION_NAME = "kvz"
+OPAQUE_ATTENTION_NAME = "kvz-opaque"
 
 
 class PairStore(Protocol):
@@ -64,9 +73,10 @@ def register_attention() -> None:
     AttentionMaskInterface.register(ATTENTION_NAME, _no_mask)
 
 
-def hide_attention_from_compiler() -> None:
-    """Let torch's compiler call the attention function as it is, rather than look into the pair stores."""
-    AttentionInterface.register(ATTENTION_NAME, torch.compiler.disable(_attend))
+def register_opaque_attention() -> None:
+    """Make `attn_implementation="kvz-opaque"` known: the same, called by torch's compiler without a look into it."""
+    AttentionInterface.register(OPAQUE_ATTENTION_NAME, torch.compiler.disable(_attend))
+    AttentionMaskInterface.register(OPAQUE_ATTENTION_NAME, _no_mask)
 
 
 def _attend(

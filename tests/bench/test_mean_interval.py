@@ -1,4 +1,4 @@
-"""The interval of a score holds the true mean about as often as it says, however few contexts there are."""
+"""The interval of a score holds the true mean nearly as often as it says, however few contexts there are."""
 
 from __future__ import annotations
 
@@ -35,16 +35,17 @@ def test_a_hand_made_one() -> None:
     assert mean_interval([0.35, 0.45, 0.55, 0.65]) == pytest.approx((0.2946, 0.7054), abs=0.003)
 
 
-@pytest.mark.parametrize("right", [0.2, 0.6, 0.9])
-@pytest.mark.parametrize("contexts", [2, 3, 5, 10])
-def test_it_covers_the_mean_of_yes_and_no(right: float, contexts: int) -> None:
-    """Exactly, over all outcomes of so many contexts with one question each."""
-    covered = 0.0
-    for hits in range(contexts + 1):
-        low, high = mean_interval([1.0] * hits + [0.0] * (contexts - hits)) or (0.0, 1.0)
-        if low <= right <= high:
-            covered += comb(contexts, hits) * right**hits * (1 - right) ** (contexts - hits)
-    assert covered > 0.88
+@pytest.mark.parametrize("contexts", [2, 3, 4, 5, 7, 10, 20, 50])
+def test_it_covers_the_mean_of_yes_and_no(contexts: int) -> None:
+    """Exactly, over all outcomes of so many contexts with one question each: 87 % or more, whatever the mean is."""
+    bounds = [mean_interval([1.0] * hits + [0.0] * (contexts - hits)) or (0.0, 1.0) for hits in range(contexts + 1)]
+    for right in (n / 100 for n in range(1, 100)):
+        covered = sum(
+            comb(contexts, hits) * right**hits * (1 - right) ** (contexts - hits)
+            for hits, (low, high) in enumerate(bounds)
+            if low <= right <= high
+        )
+        assert covered > 0.87, right
 
 
 def test_it_covers_no_more_often_than_it_says_where_scores_are_fine() -> None:

@@ -22,7 +22,11 @@ def test_a_run_measures_writes_and_draws(tiny_folder, tmp_path, capsys):
     assert all(row["seconds"] > 0 and row["extra_bytes"] >= 0 for row in rows)
     assert rows[2]["cache_bytes"] > 2 * rows[0]["cache_bytes"]
     assert "| 300 |" in page.read_text()
-    assert capsys.readouterr().out.strip() in page.read_text()
+    out, err = capsys.readouterr()
+    assert out.strip() in page.read_text()
+    assert [line.partition(":")[0] for line in err.splitlines() if " tokens, " in line] == [
+        f"{n} tokens, {method}" for n in (256, 100, 300) for method in ("kvzip", "snapkv")
+    ], "each method once before anything is measured"
 
 
 def test_drawing(tiny_folder, tmp_path):

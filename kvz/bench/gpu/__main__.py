@@ -148,7 +148,10 @@ def _table(sections: dict[str, list[dict[str, Any]]]) -> list[str]:
         if "ms" in row:
             ratio = f"{row['times_full']:6.2f}x" if "times_full" in row else ""
             lines.append(f"{row['tokens']:>7} {row['way']:<24}{row['batch']:>4} {row['ms']:9.2f} ms a step {ratio}")
-    lines += [f"steps {row['steps']:<10}{row['ms']:9.2f} ms a step" for row in sections.get("compiled", [])]
+    for row in sections.get("compiled", []):
+        error = f", logits off by {row['error']:.3f} of the largest" if "error" in row else ""
+        first = f"the first after {row['seconds_to_first']:.1f} s"
+        lines.append(f"steps {row['steps']:<10}{row['ms']:9.2f} ms a step, {first}{error}")
     for row in sections.get("kernels", []):
         if "of_copy" in row:
             lines.append(

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Collection, Sequence
 from statistics import fmean
 
 from kvz.bench.report.canvas import Picture, panels, picture_of
 from kvz.bench.report.cell import Cell, Fact, distinct, is_full
 
-__all__ = ["draw_needles", "grid_of"]
+__all__ = ["draw_needles", "grid_of", "width_of"]
 
 _MOST_DEPTHS = 11  # distinct depths that get a row each; more are gathered in tenths
+_MOST_LENGTHS = 10  # distinct lengths that get a column each; more are gathered up to round numbers
 _CAPTION = "Mean score by length of the context and depth of the needle in it: dark is 0, yellow the highest."
 _LONGEST_TITLE = 28  # characters that a panel has room for
 
@@ -29,27 +31,40 @@ def draw_needles(cells: Sequence[Cell]) -> list[Picture]:
 
 
 def grid_of(
-    facts: Sequence[Fact], lengths: Sequence[int], depths: Sequence[float], step: float
+    facts: Sequence[Fact], lengths: Sequence[int], depths: Sequence[float], step: float, width: int = 0
 ) -> list[list[float | None]]:
-    """Mean score for each depth and length, None where there is none: `[depths][lengths]`."""
+    """Mean score for each depth and length, None where there is none: `[depths][lengths]`.
+
+    A depth stands for the tenth that begins there if `step` is 0.1, a length for the `width` tokens up to it.
+    """
     rows = []
     for depth in depths:
         here = [fact for fact in facts if _row(fact["depth"], step) == depth]
-        scores = [[fact["score"] for fact in here if fact["length"] == length] for length in lengths]
+        scores = [[fact["score"] for fact in here if _column(fact["length"], width) == length] for length in lengths]
         rows.append([fmean(found) if found else None for found in scores])
     return rows
 
 
+def width_of(lengths: Collection[int]) -> int:
+    """Tokens of length that a column stands for: the least of 1, 2, 5, 10 ... that leaves few columns; 0 for each."""
+    if len(set(lengths)) <= _MOST_LENGTHS:
+        return 0
+    widths = (figure * int(10**power) for power in itertools.count() for figure in (1, 2, 5))
+    return next(width for width in widths if len({_column(n, width) for n in lengths}) <= _MOST_LENGTHS)
+
+
 def _picture(facts: dict[str, list[Fact]], name: str, title: str) -> Picture:
     every = [fact for found in facts.values() for fact in found]
-    lengths = sorted({fact["length"] for fact in every})
+    width = width_of({fact["length"] for fact in every})
+    lengths = sorted({_column(fact["length"], width) for fact in every})
     step = 0.1 if len({fact["depth"] for fact in every}) > _MOST_DEPTHS else 0.0
     depths = sorted({_row(fact["depth"], step) for fact in every})
     top = max(1.0, *(fact["score"] for fact in every))
     figure, all_axes = panels(len(facts), height=1.0 + 0.24 * len(depths))
     for axes, (method, found) in zip(all_axes, facts.items(), strict=True):
         grid = [
-            [float("nan") if value is None else value for value in row] for row in grid_of(found, lengths, depths, step)
+            [float("nan") if value is None else value for value in row]
+            for row in grid_of(found, lengths, depths, step, width)
         ]
         axes.pcolormesh(grid, cmap="cividis", vmin=0, vmax=top, edgecolors="#808080", linewidth=0.4)
         for y, row in enumerate(grid):
@@ -60,13 +75,20 @@ def _picture(facts: dict[str, list[Fact]], name: str, title: str) -> Picture:
         axes.grid(False)
         axes.spines[:].set_visible(False)
         axes.set_title(method if len(method) <= _LONGEST_TITLE else method.replace("/", "/\n"))
-        axes.set_xticks([x + 0.5 for x in range(len(lengths))], [f"{length:,}" for length in lengths])
+        axes.set_xticks(
+            [x + 0.5 for x in range(len(lengths))], [f"{'≤ ' if width else ''}{length:,}" for length in lengths]
+        )
         axes.set_yticks([y + 0.5 for y in range(len(depths))], [_depth(depth, step) for depth in depths])
         axes.set_ylim(len(depths), 0)
         axes.tick_params(length=0)
     figure.supxlabel("tokens of context", fontsize=9)
     figure.supylabel("depth of the needle", fontsize=9)
     return picture_of(figure, name, title, _CAPTION)
+
+
+def _column(length: int, width: int) -> int:
+    """The length that a column stands for: itself, or the end of its range."""
+    return length if not width else -(-length // width) * width
 
 
 def _row(depth: float, step: float) -> float:

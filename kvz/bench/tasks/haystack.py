@@ -16,7 +16,7 @@ from kvz.bench.tasks.rows import check_text, read_text
 from kvz.bench.tasks.units import cut, units_of
 from kvz.errors import UsageError
 
-__all__ = ["NOISE", "Filler", "Haystack", "hide", "read_haystack", "sentences_of"]
+__all__ = ["NOISE", "Filler", "Haystack", "hide", "read_haystack", "sentences_of", "written_sentences"]
 
 _SENTENCE = re.compile(
     r".+?(?:(?<!\d)[.!?…؟۔]\s+"  # a point after a number may be one of a list
@@ -103,6 +103,11 @@ def read_haystack(folder: Path | None) -> Haystack:
 def sentences_of(text: str) -> tuple[str, ...]:
     """The sentences of all its paragraphs, each with the white space after it."""
     return tuple(sentence for block in _BLANK_LINES.split(text) for sentence in _split(block))
+
+
+def written_sentences(text: str) -> tuple[str, ...]:
+    """The sentences of a text with all that stands between them: joined, they are the text."""
+    return tuple(_SENTENCE.findall(text))
 
 
 def _text(path: Path) -> str:

@@ -7,10 +7,11 @@ at depths spread evenly over the file, in its order. `length` may say what lengt
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from kvz.bench.metrics import ANY_FOUND
-from kvz.bench.tasks.haystack import hide, sentences_of
+from kvz.bench.tasks.haystack import hide, written_sentences
 from kvz.bench.tasks.loaded import Loaded
 from kvz.bench.tasks.rows import Row, read_rows
 from kvz.bench.tasks.task import Question, Sample
@@ -28,12 +29,23 @@ def load_needles(name: str, source: Path) -> Loaded:
 
 def _sample(row: Row, usual: float) -> Sample:
     context, needle = row.filled("context", "haystack"), row.filled("needle").strip()
-    if needle not in context:
+    if _place(needle, context) is None:
         depth = row.number("depth", 0, 1) if row.has("depth") else usual
-        context = hide(sentences_of(context), [needle], [depth])
+        context = hide(written_sentences(context), [needle], [depth])
     rest = len(context) - len(needle)
-    facts: dict[str, float | str] = {"depth": round(context.index(needle) / max(1, rest), 2)}
+    facts: dict[str, float | str] = {"depth": round((_place(needle, context) or 0) / max(1, rest), 2)}
     if row.has("length"):
         facts["length"] = int(row.number("length", 1, 10**9))
     asked = Question(row.filled("question", "retrieval_question"), row.texts("answer", "answers"))
     return Sample(context, (asked,), facts)
+
+
+def _place(needle: str, context: str) -> int | None:
+    """Where a needle begins; one that is part of longer words, as "is 42" of "is 427", is not there."""
+    found = re.search(rf"(?<!\w){re.escape(needle)}(?!\w)" if _has_words(needle) else re.escape(needle), context)
+    return None if found is None else found.start()
+
+
+def _has_words(needle: str) -> bool:
+    """Whether it begins and ends in a script that puts something between words."""
+    return all(letter < "\u0e00" for letter in (needle[0], needle[-1]))

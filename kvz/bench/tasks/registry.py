@@ -32,7 +32,7 @@ from kvz.bench.tasks.templates import worded
 from kvz.bench.tasks.words import NUMBER, UUID, WORD
 from kvz.errors import UsageError
 
-__all__ = ["RULER", "make_task", "needs_data", "takes_template", "takes_texts", "task_names"]
+__all__ = ["RULER", "make_task", "needs_data", "takes_template", "takes_texts", "task_names", "template_tasks"]
 
 _PLAIN: dict[str, Callable[[str], Task]] = {
     "ruler-niah-single-1": partial(Niah, filler=NOISE),
@@ -97,6 +97,11 @@ def takes_texts(name: str) -> bool:
 def takes_template(name: str) -> bool:
     """Whether the questions of a task can be worded by another template than its usual one."""
     return name in _TEMPLATES
+
+
+def template_tasks() -> tuple[str, ...]:
+    """The tasks that take a template."""
+    return tuple(sorted(_TEMPLATES))
 
 
 def make_task(name: str, data: Path | None = None, texts: Path | None = None, template: str | None = None) -> Task:

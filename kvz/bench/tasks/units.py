@@ -1,4 +1,5 @@
-"""What texts are measured out by: Latin words, and single characters of scripts that need not put spaces between words.
+"""What texts are measured out by: words of Latin letters, and single characters of other scripts, whether these put
+spaces between words or not.
 
 A character is taken with what is written onto it, so that no accent, vowel sign or joined emoji is torn off. Words that
 no language has, such as lines of base64, count as several.
@@ -10,13 +11,21 @@ import unicodedata
 
 __all__ = ["cut", "units_of"]
 
-_LATIN_END = "\u036f"  # Latin letters, IPA and the accents that combine with them
-_PUNCTUATION = ("\u2000", "\u206f")  # dashes, quotation marks, joiners
+_LATIN = (
+    ("\0", "\u036f"),  # ASCII to IPA, and the accents that combine with them
+    ("\u1e00", "\u1eff"),  # letters with several accents, as in Vietnamese
+    ("\u2000", "\u206f"),  # dashes, quotation marks, joiners
+    ("\u20a0", "\u20cf"),  # currencies
+    ("\u2c60", "\u2c7f"),
+    ("\ua720", "\ua7ff"),
+    ("\ufb00", "\ufb06"),  # ligatures
+)
 _LONGEST = 32  # characters of a Latin word
 _PART = 4  # characters of a longer one that are a unit
 _MOST_MARKS = 8  # characters of another script with its marks: more is no writing
 _JOINER = "\u200d"
 _SKIN = ("\U0001f3fb", "\U0001f3ff")
+_FLAG = ("\U0001f1e6", "\U0001f1ff")  # letters of which two are a flag
 
 
 def units_of(text: str) -> int:
@@ -49,7 +58,7 @@ def _pieces(word: str) -> list[str]:
 
 
 def _is_latin(letter: str) -> bool:
-    return letter <= _LATIN_END or _PUNCTUATION[0] <= letter <= _PUNCTUATION[1]
+    return any(first <= letter <= last for first, last in _LATIN)
 
 
 def _goes_with(piece: str, letter: str) -> bool:
@@ -57,5 +66,7 @@ def _goes_with(piece: str, letter: str) -> bool:
     if _is_latin(piece[0]) and _is_latin(letter):
         return len(piece) < _PART or (unicodedata.combining(letter) > 0 and len(piece) < _MOST_MARKS)
     joined = letter == _JOINER or piece[-1] == _JOINER or _SKIN[0] <= letter <= _SKIN[1]
+    if len(piece) == 1 and _FLAG[0] <= piece <= _FLAG[1]:
+        return _FLAG[0] <= letter <= _FLAG[1]
     marks = unicodedata.category(letter).startswith("M")
     return (joined or marks) and len(piece) < _MOST_MARKS

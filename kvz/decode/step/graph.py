@@ -87,8 +87,10 @@ class StepGraph:
         """What a step does, launch by launch."""
         self.state.advance(self._sampler.choose(self.logits()))
 
+    @torch.inference_mode()
     def logits(self) -> Tensor:
-        """Logits of the tokens that the next step feeds, `[B,vocabulary]` float32; the state stays as it is."""
+        """Logits of the tokens that are fed next, `[B,vocabulary]` float32. Their pairs are written into the tails, but
+        nothing is chosen or counted: the next step writes them again."""
         return self._model.step(self.state.ids, self.state.positions, self._store)
 
     @torch.inference_mode()  # as recording is: a generator's own tensors are filled in at every replay

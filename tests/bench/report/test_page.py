@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kvz.bench.report.cell import Cell, in_common
 from kvz.bench.report.curves import front_of
-from kvz.bench.report.needle_map import grid_of
+from kvz.bench.report.needle_map import grid_of, width_of
 from kvz.bench.report.page import report_page
 from kvz.bench.report.phases import phases_of
 from kvz.bench.report.plots import draw_pictures
@@ -161,6 +161,17 @@ def test_many_depths_are_gathered_in_tenths(matplotlib: None) -> None:
     (needle,) = [p for p in draw_pictures([make_cell(facts=facts)]) if p.name == "needle-0"]
     words = words_of(needle.svg)
     assert [word for word in words if "–" in word] == [f"{a}–{a + 10} %" for a in range(0, 100, 10)]
+
+
+def test_many_lengths_are_gathered_up_to_round_numbers(matplotlib: None) -> None:
+    assert width_of(range(1000, 1010)) == 0
+    assert width_of([1001, 1207, 1302, *range(1400, 1500)]) == 20
+    facts = [{"depth": 0.5, "length": n, "score": float(n < 1500)} for n in range(1050, 1970, 10)]
+    width = width_of({int(fact["length"]) for fact in facts})
+    lengths = [1100, 1200, 1300, 1400, 1500, 1600, 1700, 1800, 1900, 2000]
+    assert grid_of(facts, lengths, [0.5], 0.0, width) == [[1, 1, 1, 1, 0.9, 0, 0, 0, 0, 0]]  # type: ignore[arg-type]
+    (needle,) = [p for p in draw_pictures([make_cell(facts=facts)]) if p.name == "needle-0"]
+    assert [word for word in words_of(needle.svg) if "≤" in word] == [f"≤ {n:,}" for n in lengths]
 
 
 def test_times_are_means_over_the_tasks_that_all_methods_have() -> None:

@@ -18,9 +18,10 @@ THAI = "เรือออกจากท่าเรือตอนรุ่ง
 HINDI = "नाव भोर में बंदरगाह से निकली। ज्वार नीचा था। प्रकाशस्तंभ में कौन है?"
 ARABIC = "غادرت السفينة الميناء عند الفجر. من يحرس المنارة؟ لا أحد هناك۔ سكنت الريح."
 RUSSIAN = "Корабль вышел из гавани на рассвете. Отлив… Кто на маяке? Никого нет."
+VIETNAMESE = "Con tàu rời bến lúc bình minh. Thủy triều rất thấp. Ai ở ngọn hải đăng? Không có ai ở đó."
 EMOJI = "👩‍👩‍👧‍👦👍🏽🚢🌊" * 30
 BASE64 = "aGVsbG8gd29ybGQgdGhpcyBpcyBhIGxpbmU" * 40
-SCRIPTS = [CHINESE, JAPANESE, THAI, HINDI, ARABIC, RUSSIAN, EMOJI, BASE64]
+SCRIPTS = [CHINESE, JAPANESE, THAI, HINDI, ARABIC, RUSSIAN, VIETNAMESE, EMOJI, BASE64]
 NEEDLE = re.compile(r"The number of the locker called \S+ is \d+\.")
 
 
@@ -68,6 +69,9 @@ def test_a_users_text_is_all_that_surrounds_a_needle(tmp_path, text, counter):
         ("港口。", 3),
         ("ship港口ship", 4),
         ("Кто там", 6),
+        ("Việt Nam tiếng nói", 4),
+        ("o\ufb03ce for €100", 3),
+        ("🇩🇪🇫🇷", 2),
         ("ที่", 1),
         ("की", 1),
         ("👩‍👩‍👧", 1),

@@ -56,7 +56,7 @@ def test_squad_asks_for_short_answers(tmp_path):
 def test_a_template_that_is_none_is_refused(own):
     with pytest.raises(UsageError, match="there is no template short-answr; there is short-answer"):
         make_task("own", own, template="short-answr")
-    with pytest.raises(UsageError, match="--template is for tasks with questions from a file, not for needle"):
+    with pytest.raises(UsageError, match=r"--template is for gsm8k, .*squad; needle words questions its own way"):
         make_settings(tasks=["needle"], template="plain")
     assert {name for name in filter(needs_data, task_names()) if not takes_template(name)} == {"longbench"}
     command = Path(__file__).parents[3] / "docs" / "cli.md"
@@ -96,6 +96,18 @@ def test_a_needle_that_is_there_stays_where_it_is(tmp_path):
     assert (sample.questions[0].text, sample.questions[0].answers) == ("Q?", ("42", "forty-two"))
     place = context.index(NEEDLE) / (len(context) - len(NEEDLE))
     assert sample.facts == {"depth": pytest.approx(place, abs=0.005), "length": 4000}
+
+
+def test_part_of_a_longer_word_is_no_needle(tmp_path):
+    text = "The code is 427.\n\n\n\n    And more follows."
+    row = {"haystack": text, "needle": "The code is 42", "question": "Q?", "answer": "42", "depth": 1}
+    [sample] = make_task("needle-file", write_lines(tmp_path / "needles.jsonl", [row])).samples(words, 500, 1, 0)
+    assert sample.context == f"{text} The code is 42", "at its depth, the text as it was written"
+    assert sample.facts["depth"] == 1
+    chinese = "船离开港口。密码是四二。他笑了。"
+    row = {"haystack": chinese, "needle": "密码是四二", "question": "Q?", "answer": "四二"}
+    [sample] = make_task("needle-file", write_lines(tmp_path / "zh.jsonl", [row])).samples(len, 500, 1, 0)
+    assert sample.context == chinese
 
 
 @pytest.mark.parametrize(
