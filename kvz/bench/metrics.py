@@ -11,6 +11,7 @@ import string
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import TYPE_CHECKING, Protocol
 
 from kvz.errors import UsageError
@@ -184,8 +185,8 @@ def last_number(prediction: str, answer: str) -> float:
     return float(bool(ours and theirs) and _value(ours[-1]) == _value(theirs[-1]))
 
 
-def _value(number: str) -> float:
-    return float(number.replace(",", "").replace("−", "-"))
+def _value(number: str) -> Decimal:
+    return Decimal(number.replace(",", "").replace("−", "-"))
 
 
 ALL_FOUND = AllFound()

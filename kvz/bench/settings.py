@@ -85,6 +85,8 @@ def make_settings(
         raise UsageError(f"--data is for tasks that are read from a file, not for {', '.join(names)}; leave it out")
     if texts is not None and not any(map(takes_texts, names)):
         raise UsageError(f"--texts is for tasks that hide things in text, not for {', '.join(names)}; leave it out")
+    if template is not None and not template.strip():
+        raise UsageError("--template is empty; give a name, or leave it out")
     if template is not None and not any(map(takes_template, names)):
         raise UsageError(
             f"--template is for {', '.join(template_tasks())}; {', '.join(names)} words questions its own way: "

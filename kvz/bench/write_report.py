@@ -56,11 +56,15 @@ def compared(paths: Sequence[Path]) -> Results:
 
 def notes_of(cells: Sequence[Cell]) -> list[str]:
     """What is to be said of some cells beside their numbers."""
-    return [
-        f"{where_of(cell, cells)}: {note}"
-        for cell in measured(cells)
-        if (note := cast("Mapping[str, Any]", cell).get("note"))
-    ]
+    found: dict[str, list[Cell]] = {}
+    for cell in measured(cells):
+        if note := cast("Mapping[str, Any]", cell).get("note"):
+            found.setdefault(note, []).append(cell)
+    return [f"{where_of(noted[0], cells)}{_more(len(noted) - 1)}: {note}" for note, noted in found.items()]
+
+
+def _more(cells: int) -> str:
+    return f", and {cells} more cell{'s' if cells > 1 else ''}" if cells else ""
 
 
 def write_report(folder: Path, results: Results) -> list[str]:
@@ -135,6 +139,8 @@ def _setup(
         "protocol": config.get("protocol"),
         "seed": config.get("seed"),
         "data": _file(config.get("data")),
+        "template": config.get("template"),
+        "metrics": ", ".join(f"{task} {metric}" for task, metric in config.get("metrics", {}).items()),
         "texts": _file(config.get("texts")),
         "kvz": _of_starts(environments, _version),
         "date": _of_starts(environments, lambda start: start.get("started")),

@@ -172,14 +172,16 @@ def _run(
         told = console.emit_json if as_json else (lambda cell: None)
         try:
             run.measure(say, told, _interrupted)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, BrokenPipeError):
             say(f"kvz: {len(run.folder.cells)} of {len(run.plan)} cells are in {path}; --out {path} goes on")
             write(path, results_of(path), None)
             raise
         results = results_of(path)
-        if not as_json:
-            show(results)  # before the report, for which there may be no room
-        write(path, results, None)
+        try:  # both, though there may be no room for the one or no reader of the other
+            if not as_json:
+                show(results)
+        finally:
+            write(path, results, None)
     say_more(say)
     say(f"kvz: the run is in {path}; open {path / 'report.html'}")
     if not any("score" in cell for cell in results.cells):

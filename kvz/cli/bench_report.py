@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvz import wording
 from kvz.cli import console
-from kvz.errors import UsageError
+from kvz.errors import OutputError, UsageError
 
 if TYPE_CHECKING:
     from kvz.bench.write_report import Results
@@ -52,6 +52,8 @@ def show(results: Results) -> None:
     from kvz.bench.report.render import print_tables
     from kvz.bench.write_report import notes_of
 
+    if sys.stdout is None:
+        raise OutputError("standard output is closed")
     whole = not sys.stdout.isatty() and "COLUMNS" not in os.environ
     print_tables(results.cells, Console(highlight=False, width=_WIDE if whole else None))
     for note in notes_of(results.cells):

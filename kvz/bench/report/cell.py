@@ -61,6 +61,7 @@ class Cell(TypedDict, total=False):
     floor_seconds: float
     seconds: dict[str, float]
     peak_bytes: int
+    contexts: int
     facts: list[Fact]
     skipped: str
     error: str

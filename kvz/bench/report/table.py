@@ -90,12 +90,15 @@ def summary_of(cells: Sequence[Cell]) -> Block | None:
 def _block(title: str, cells: list[Cell], columns: Sequence[_Column]) -> Block:
     cells = _full_first(cells)
     used = [column for column in columns if any(column.read(cell) is not None for cell in cells)]
-    best = [_best_of(column, cells) for column in used]
+    most = max((cell.get("contexts", 0) for cell in cells), default=0)
+    whole = [cell for cell in cells if cell.get("contexts", 0) == most]  # others are of fewer, maybe easier contexts
+    best = [_best_of(column, whole) for column in used]
     rows = []
     for cell in cells:
         values = [column.read(cell) for column in used]
         shown = (_NOTHING if v is None else c.show(cell, v) for c, v in zip(used, values, strict=True))
-        marks = tuple(not is_full(cell) and v is not None and v == top for v, top in zip(values, best, strict=True))
+        may = not is_full(cell) and cell.get("contexts", 0) == most
+        marks = tuple(may and v is not None and v == top for v, top in zip(values, best, strict=True))
         rows.append(Row(cell["method"], tuple(shown), marks, is_full(cell)))
     return Block(title, tuple(column.name for column in used), tuple(rows))
 

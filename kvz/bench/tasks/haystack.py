@@ -13,17 +13,19 @@ from random import Random
 from typing import Protocol
 
 from kvz.bench.tasks.rows import check_text, read_text
-from kvz.bench.tasks.units import cut, units_of
+from kvz.bench.tasks.units import cut, tears, units_of
 from kvz.errors import UsageError
 
 __all__ = ["NOISE", "Filler", "Haystack", "hide", "read_haystack", "sentences_of", "written_sentences"]
 
 _SENTENCE = re.compile(
-    r".+?(?:(?<!\d)[.!?…؟۔]\s+"  # a point after a number may be one of a list
+    r".+?(?:(?:(?<!\d)\.|[!?…؟۔])\s+"  # a point after a number may be one of a list
     r"|(?:[。！？｡।॥]|…{2,})[。！？｡।॥…”’」』）]*\s*"  # these need no white space after them
     r"|\Z)",
     re.DOTALL,
 )
+_LONGEST = 400  # characters of a sentence; texts without full stops, such as Thai ones, have none
+_LAST_SPACE = re.compile(r".*\s", re.DOTALL)
 _BLANK_LINES = re.compile(r"\n\s*\n")
 
 
@@ -107,7 +109,7 @@ def sentences_of(text: str) -> tuple[str, ...]:
 
 def written_sentences(text: str) -> tuple[str, ...]:
     """The sentences of a text with all that stands between them: joined, they are the text."""
-    return tuple(_SENTENCE.findall(text))
+    return tuple(part for sentence in _SENTENCE.findall(text) for part in _parts(sentence))
 
 
 def _text(path: Path) -> str:
@@ -139,7 +141,20 @@ def _nearest(edges: list[int], target: float) -> int:
 
 def _split(block: str) -> tuple[str, ...]:
     """A paragraph's sentences."""
-    return tuple(_SENTENCE.findall(f"{block.strip()}\n\n")) if block.strip() else ()
+    return written_sentences(f"{block.strip()}\n\n") if block.strip() else ()
+
+
+def _parts(sentence: str) -> list[str]:
+    """A sentence, or parts of one that goes on for too long: between words if it has some, else between characters."""
+    parts = []
+    while len(sentence) > _LONGEST:
+        space = _LAST_SPACE.match(sentence[:_LONGEST])
+        end = space.end() if space else _LONGEST
+        while not space and end < len(sentence) and tears(sentence, end):
+            end += 1
+        parts.append(sentence[:end])
+        sentence = sentence[end:]
+    return [*parts, sentence] if sentence else parts
 
 
 NOISE = Haystack(

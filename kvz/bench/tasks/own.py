@@ -22,17 +22,28 @@ __all__ = ["load_own"]
 def load_own(name: str, source: Path) -> Loaded:
     """The task over a file. Raises UsageError, naming the line."""
     rows = read_rows(source)
-    samples = tuple(map(_sample, rows))
+    metric = _metric(rows)
+    samples = tuple(_sample(row, metric) for row in rows)
     shared = any(len(sample.questions) > 1 for sample in samples)
-    return Loaded(name, _metric(rows), samples, 128, source.name, shared=shared)
+    return Loaded(name, metric, samples, 128, source.name, shared=shared)
 
 
-def _sample(row: Row) -> Sample:
+def _sample(row: Row, metric: Metric) -> Sample:
     questions, answers = row.texts("questions"), row.items("answers")
     if len(questions) != len(answers):
         raise UsageError(f"{row.where}: {len(questions)} questions and {len(answers)} answers; give one for each")
     right = [as_texts(answer, f"{row.where}: answer {number}") for number, answer in enumerate(answers, 1)]
+    for number, texts in enumerate(right, 1):
+        for text in texts:
+            _check_answer(text, metric, f"{row.where}: answer {number}")
     return Sample(row.filled("context"), tuple(map(Question, questions, right)))
+
+
+def _check_answer(text: str, metric: Metric, where: str) -> None:
+    """Raise UsageError for an answer that the metric finds in nothing, or in no answer."""
+    alone = Question("", (text,))
+    if metric.score(text, alone) == 0 or metric.score("", alone) > 0:
+        raise UsageError(f"{where}, {text[:40]!r}, is none that the metric {metric.name} can score; use another metric")
 
 
 def _metric(rows: list[Row]) -> Metric:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -79,6 +80,20 @@ class Row:
         return self.fields[self._present(names)]
 
 
+class _Written(float):
+    """A number of a file, as text with the digits it was written with: 2.50 is not 2.5."""
+
+    def __new__(cls, text: str) -> _Written:
+        number = super().__new__(cls, text)
+        if math.isinf(number):
+            raise ValueError(f"{text[:40]} is too large a number")
+        number.__dict__["text"] = text
+        return number
+
+    def __str__(self) -> str:
+        return str(self.__dict__["text"])
+
+
 def as_texts(value: object, what: str) -> tuple[str, ...]:
     """A text, a number, or a list of them as texts, at least one and none blank.
 
@@ -107,7 +122,7 @@ def read_rows(source: Path) -> list[Row]:
 
     Raises UsageError, naming the line, for a file that is not JSONL.
     """
-    if not source.exists() and (hub := _HUB_ID.fullmatch(source.as_posix())):
+    if not source.exists() and not source.parent.is_dir() and (hub := _HUB_ID.fullmatch(source.as_posix())):
         return _from_hub(hub["id"], hub["config"])
     lines = [(n, line) for n, line in enumerate(read_text(source).split("\n"), 1) if line.strip()]
     rows = [_row(f"{source}, line {number}", line) for number, line in lines]
@@ -148,7 +163,7 @@ def read_text(source: Path) -> str:
 def _loads(text: str) -> Any:
     """JSON, without the NaN and the infinities that Python adds to it. Raises ValueError and RecursionError."""
     try:
-        return json.loads(text, parse_constant=_refuse)
+        return json.loads(text, parse_constant=_refuse, parse_float=_Written)
     except json.JSONDecodeError:
         raise
     except ValueError as error:
@@ -182,7 +197,7 @@ def _from_hub(name: str, config: str | None) -> list[Row]:
     try:
         splits = load_dataset(name, config)
     except Exception as error:  # it raises what it likes: connection, HTTP, unknown configuration
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[:200]
         raise UsageError(f"cannot load the data set {shown} from the hub: {reason}; give a local file") from error
     split = next((split for split in (*_SPLITS, *splits) if split in splits), None)
     if split is None:

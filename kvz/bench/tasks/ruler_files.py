@@ -19,7 +19,8 @@ from kvz.errors import UsageError
 
 __all__ = ["load_ruler"]
 
-_QA = re.compile(r"qa(?![a-z])")
+_QA = re.compile(r"(?:ruler[-_])?qa(?![a-z])", re.IGNORECASE)
+_OTHERS = re.compile(r"(?:ruler[-_])?(?:niah|vt|cwe|fwe|variable|common|frequent)(?![a-z])", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -46,11 +47,18 @@ def _tasks(rows: list[Row], source: Path) -> list[str]:
     """The task of each row."""
     named = [row.has("task") for row in rows]
     if all(named):
-        return [row.filled("task") for row in rows]
+        return [_known(row) for row in rows]
     if any(named):
         row = rows[named.index(False)]
         raise UsageError(f'{row.where}: no "task" in it, though other rows have one; name it in each row or in none')
     return [next(filter(_QA.match, (source.stem, source.parent.name)), source.stem)] * len(rows)
+
+
+def _known(row: Row) -> str:
+    task = row.filled("task")
+    if not (_QA.match(task) or _OTHERS.match(task)):
+        raise UsageError(f'{row.where}: "task" {task[:40]!r} is none of RULER\'s: niah_..., vt, cwe, fwe, qa_1, qa_2')
+    return task
 
 
 def _metric(task: str) -> Metric:

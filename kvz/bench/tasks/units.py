@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import unicodedata
 
-__all__ = ["cut", "units_of"]
+__all__ = ["cut", "tears", "units_of"]
 
 _LATIN = (
     ("\0", "\u036f"),  # ASCII to IPA, and the accents that combine with them
@@ -43,6 +43,14 @@ def cut(text: str, units: int) -> str:
         taken.append("".join(pieces[:units]))
         units -= len(pieces)
     return " ".join(taken)
+
+
+def tears(text: str, place: int) -> bool:
+    """Whether a cut there would part a character from what is written onto it."""
+    before, letter = text[place - 1], text[place]
+    if _is_latin(before) and _is_latin(letter):
+        return unicodedata.combining(letter) > 0
+    return _goes_with(before, letter)
 
 
 def _pieces(word: str) -> list[str]:

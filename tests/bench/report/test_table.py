@@ -89,6 +89,15 @@ def test_the_best_is_marked_among_compressed_methods_only() -> None:
     assert [best for _, best in column(block, "95\u00a0%")] == [False] * 4
 
 
+def test_a_cell_of_fewer_contexts_is_never_the_best() -> None:
+    cells = [
+        make_cell(method=name, score=score, contexts=n)
+        for name, score, n in (("a", 0.9, 1), ("b", 0.5, 2), ("c", 0.4, 2))
+    ]
+    [block] = blocks_of([make_cell(method="full", ratio=None, score=1.0, contexts=2), *cells])
+    assert {row.method: row.best[0] for row in block.rows} == {"full": False, "a": False, "b": True, "c": False}
+
+
 def test_one_cell_is_no_best() -> None:
     (block,) = blocks_of([make_cell()])
     assert not any(block.rows[0].best)

@@ -14,7 +14,7 @@ import torch
 from kvz.bench import settings
 from kvz.bench.run_folder import RunFolder
 from kvz.bench.settings import config_of, make_settings
-from kvz.bench.write_report import Results, check_target, compared, results_of, write_report
+from kvz.bench.write_report import Results, check_target, compared, notes_of, results_of, write_report
 from kvz.errors import UsageError
 from kvz.models.language_model import LanguageModel
 from kvz.scoring.head_scores import KVZIP, HeadScores
@@ -59,6 +59,20 @@ def test_runs_have_names_of_their_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("found", "said"), [(5, "qa 5"), (3, "qa 3 (5 asked for)")])
 def test_fewer_contexts_than_asked_for_are_said(tmp_path: Path, found: int, said: str) -> None:
     assert results_of(make_run(tmp_path, contexts=found)).setup["contexts"] == said
+
+
+def test_a_note_of_several_cells_is_said_once() -> None:
+    cells = [make_cell(method=f"kvzip@0.{n}", note="too long" if n < 4 else "other") for n in range(1, 5)]
+    assert notes_of(cells) == [
+        "kvzip@0.1 on qa, 4,096 tokens, and 2 more cells: too long",
+        "kvzip@0.4 on qa, 4,096 tokens: other",
+    ]
+
+
+def test_wording_and_metrics_are_said(tmp_path: Path) -> None:
+    config = {**CONFIG, "template": "short-answer", "metrics": {"qa": "f1"}}
+    setup = results_of(make_run(tmp_path, config)).setup
+    assert (setup["template"], setup["metrics"]) == ("short-answer", "qa f1")
 
 
 def test_every_start_of_a_run_is_in_its_report(tmp_path: Path) -> None:

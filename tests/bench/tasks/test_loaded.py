@@ -121,7 +121,7 @@ def ruler_row(**fields: Any) -> dict[str, Any]:
 
 
 def test_a_file_of_several_ruler_tasks_is_scored_row_by_row(tmp_path):
-    tasks = ("niah_multivalue", "qa_1", "vt", "qa_squad", "cwe", "qa", "qasper")
+    tasks = ("niah_multivalue", "qa_1", "vt", "qa_squad", "cwe", "qa", "fwe")
     rows = [ruler_row(task=task, context=task) for task in tasks]
     for order in (rows, rows[::-1]):
         task = make_task("ruler", write_lines(tmp_path / "all.jsonl", order))

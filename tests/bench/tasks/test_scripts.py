@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvz.bench.tasks.haystack import read_haystack
+from kvz.bench.tasks.haystack import read_haystack, written_sentences
 from kvz.bench.tasks.registry import make_task
 from kvz.bench.tasks.units import cut, units_of
 from tests.bench.tasks.conftest import words
@@ -96,3 +96,31 @@ def test_a_cut_tears_no_character():
     assert cut("👩‍👩‍👧👍🏽", 1) == "👩‍👩‍👧"
     assert cut("a  b\nc d", 3) == "a b c"
     assert len(cut("Z" + "\u0301" * 500, 1)) == 8
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "天地玄黄宇宙洪荒日月盈昃辰宿列张" * 60,
+        THAI * 12,
+        "word " * 900,
+        "x=1;y=2;\n" * 300,
+        "In the year 5 it was 15. " * 99,
+    ],
+    ids=["chinese", "thai", "words", "code", "digits"],
+)
+def test_needles_lie_at_their_depths_where_no_sentence_ends(tmp_path, text):
+    (tmp_path / "a.txt").write_text(text, encoding="utf-8")
+    for number, sample in enumerate(make_task("needle", texts=tmp_path).samples(len, 4000, 5, 0)):
+        before, after = NEEDLE.split(sample.context)
+        assert len(before) / len(before + after) == pytest.approx(number / 4, abs=0.12)
+
+
+def test_long_sentences_are_parted_between_words_and_never_within_a_character():
+    for text in ("word " * 300, "ที่" * 400, "x" * 1000):
+        parts = written_sentences(text)
+        assert "".join(parts) == text
+        assert len(parts) > 1
+        assert max(map(len, parts)) <= 402
+    assert all(part.endswith("word ") for part in written_sentences("word " * 300))
+    assert all(not part.startswith("\u0e35") for part in written_sentences("ที่" * 400))
