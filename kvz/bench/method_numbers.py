@@ -27,7 +27,7 @@ class Numbers:
     def shares(self) -> Sequence[str]:
         """For names that compress."""
         if self.ratios:
-            return [shown_ratio(ratio) for ratio in self.ratios]
+            return [_shown_ratio(ratio) for ratio in self.ratios]
         return [str(budget) for budget in self.budgets] or [f"{RATIO:g}"]
 
     @property
@@ -45,7 +45,7 @@ def share_of(value: str, spec: str) -> tuple[float | None, int | None, str]:
     except ValueError:
         raise UsageError(f"method '{spec}': {value} is not a number") from None
     if 0 < number <= 1:
-        return number, None, f"@{shown_ratio(number)}"
+        return number, None, f"@{_shown_ratio(number)}"
     if number <= 0 or number % 1:
         raise UsageError(
             f"method '{spec}': '{value}' is neither a ratio above 0 and up to 1 nor a whole number of pairs"
@@ -54,7 +54,7 @@ def share_of(value: str, spec: str) -> tuple[float | None, int | None, str]:
     return None, keep, f"@{keep}"
 
 
-def shown_ratio(ratio: float) -> str:
+def _shown_ratio(ratio: float) -> str:
     """A ratio as it was typed, with all its digits."""
     short = f"{ratio:g}"
     return short if float(short) == ratio else repr(ratio)
