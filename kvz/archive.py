@@ -164,4 +164,4 @@ def check_dtype(manifest: Manifest, model: LanguageModel) -> None:
 def seam_of(manifest: Manifest) -> Seam:
     """How questions are appended to this archive."""
     question = manifest.prompt.question
-    return Seam(question.before, question.after_ids, question.stop_ids, question.stop_texts)
+    return Seam(question.before, question.after_ids, question.stop_ids, question.stop_texts, question.continues)

@@ -19,7 +19,7 @@ from kvz.manifest_of import manifest_of, parameters_of
 from kvz.models.language_model import LanguageModel, load_model
 from kvz.models.prefill import prefill
 from kvz.progress import Progress, Timings
-from kvz.prompt import Frame, make_frame, truncate_ids
+from kvz.prompt import Frame, context_ids, make_frame, truncate_ids
 from kvz.recipe import Recipe, make_recipe
 from kvz.scoring.allocation import Allocation, select
 from kvz.scoring.method import Context, ScoringMethod
@@ -148,13 +148,13 @@ def _context_ids(source: Document, model: LanguageModel, frame: Frame, truncate:
     """Ids of the document, cut if asked for, and how many were left out. Raises DocumentError if they do not fit."""
     positions = model.geometry.max_positions
     around = len(frame.prefix_ids) + len(frame.seam.after_ids)
-    question = len(model.tokenizer.encode_plain(frame.seam.before)) + 1
+    question = len(frame.seam.opening.ids(model.tokenizer, "")) + 1
     room = positions - around - question - 1  # a question of one token, and an answer of one
     longest = model.tokenizer.longest_token
     if truncate is None and len(source.text) // longest > room:  # known without encoding a huge text
         raise _too_long(f"at least {len(source.text) // longest}", positions, around)
     try:
-        ids = model.tokenizer.encode_plain(source.text)
+        ids = context_ids(model.tokenizer, frame, source.text)
     except ModelError as error:
         raise DocumentError(f"the document cannot be encoded: {error}") from error
     if len(ids) <= room:

@@ -19,7 +19,7 @@ from kvz.format.manifest import (
     TokenizerInfo,
 )
 from kvz.models.language_model import LanguageModel
-from kvz.prompt import Frame
+from kvz.prompt import Frame, Seam
 from kvz.recipe import Recipe
 from kvz.scoring.budget import Budget
 from kvz.scoring.method import Setting
@@ -61,7 +61,7 @@ def manifest_of(
             prefix_tokens=len(frame.prefix_ids),
             context_tokens=kept.shape[1],
             system=recipe.system,
-            question=QuestionInfo(frame.seam.before, frame.seam.after_ids, frame.seam.stop_ids, frame.seam.stop_texts),
+            question=_question(frame.seam),
         ),
         source=SourceInfo(
             name=source.name,
@@ -86,6 +86,10 @@ def manifest_of(
         pages=PagesInfo(recipe.index.page_size, recipe.index.page_bits) if recipe.index.page_size else None,
         planes=PlanesInfo(recipe.index.planes) if recipe.index.planes else None,
     )
+
+
+def _question(seam: Seam) -> QuestionInfo:
+    return QuestionInfo(seam.before, seam.after_ids, seam.stop_ids, seam.stop_texts, seam.continues)
 
 
 def parameters_of(recipe: Recipe, model: LanguageModel, frame: Frame, length: int) -> Parameters:

@@ -2,7 +2,8 @@
 
 The template is rendered once, around marks that stand for the document and the question, and cut at the marks. Only
 the template's own pieces may hold control tokens; document, question and system text are always plain text. Ids are
-fixed piece by piece and joined as ids, so no token ever forms across a seam.
+fixed piece by piece and joined as ids, so no token ever forms across a seam. A piece after another is encoded as
+text that goes on: joined, the ids are those of the whole text wherever no token of it crosses a seam.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from kvz.models.tokenizer import Tokenizer
 
 __all__ = [
     "Frame",
+    "Opening",
     "Seam",
     "Turn",
     "check_instruction",
     "check_part",
+    "context_ids",
     "is_text",
     "later_ids",
     "make_frame",
@@ -32,6 +35,7 @@ __all__ = [
 _DOCUMENT, _QUESTION, _ANSWER = "@@kvz:document@@", "@@kvz:question@@", "@@kvz:answer@@"
 _LATER = "@@kvz:later@@"
 _SYSTEM = "@@kvz:system@@"
+_PROBE = "a"  # stands for a user's text, to see how it begins
 _INSTRUCTIONS = {
     "repeat": (
         "Repeat the previous context exactly.",
@@ -51,38 +55,58 @@ _TRUNCATIONS = ("head", "middle", "tail")
 
 
 @dataclass(frozen=True)
+class Opening:
+    """How a user's text begins: as the ids of `before` + text, a text of its own unless it `continues` another."""
+
+    before: str = ""
+    continues: bool = False
+
+    def ids(self, tokenizer: Tokenizer, text: str) -> list[int]:
+        """Ids of `text` as plain text."""
+        return tokenizer.encode_plain(self.before + text, self.continues)
+
+
+@dataclass(frozen=True)
 class Seam:
     """How a question is appended to a context and where its answer ends.
 
-    A question becomes the ids of `before` + question as plain text, then `after_ids`. The answer ends at any of
-    `stop_ids`, or before any of `stop_texts`.
+    A question becomes the ids of `before` + question as plain text, which `continues` the context (in archives of
+    format 1.1 and before it does not), then `after_ids`. The answer ends at any of `stop_ids`, or before any of
+    `stop_texts`.
     """
 
     before: str
     after_ids: tuple[int, ...]
     stop_ids: tuple[int, ...]
     stop_texts: tuple[str, ...] = ()
+    continues: bool = False
+
+    @property
+    def opening(self) -> Opening:
+        """How a question begins."""
+        return Opening(self.before, self.continues)
 
 
 @dataclass(frozen=True)
 class Turn:
-    """What stands around a later question of a conversation: `between_ids` after an answer, `after_ids` at its end.
-
-    The question becomes the ids of `before` + question as plain text between them.
-    """
+    """What stands around a later question of a conversation: `between_ids` after an answer, `after_ids` at its end."""
 
     between_ids: tuple[int, ...]
-    before: str
+    opening: Opening
     after_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Frame:
-    """What stands around a document: `prefix_ids` before it and the seam after it. `kind` is "chat" or "plain"."""
+    """What stands around a document: `prefix_ids` before it and the seam after it. `kind` is "chat" or "plain".
+
+    `opening` says how the document begins.
+    """
 
     kind: str
     prefix_ids: tuple[int, ...]
     seam: Seam
+    opening: Opening = Opening()
 
 
 def make_frame(tokenizer: Tokenizer, end_ids: frozenset[int], system: str | None = None) -> Frame:
@@ -105,14 +129,16 @@ def make_frame(tokenizer: Tokenizer, end_ids: frozenset[int], system: str | None
     _, end = _cut(_render(tokenizer, [question, answer], add_generation_prompt=False), _ANSWER)
     turn_end = next((i for i in tokenizer.encode_template(end) if i in tokenizer.control_ids), None)
     stops = end_ids if turn_end is None else end_ids | {turn_end}
-    seam = Seam(before, tuple(tokenizer.encode_template(after)), tuple(sorted(stops)))
-    return Frame("chat", tuple(_prefix_ids(tokenizer, prefix, system)), seam)
+    after_ids = tuple(tokenizer.encode_template(after, continues=True))
+    seam = Seam(before, after_ids, tuple(sorted(stops)), continues=True)
+    prefix_ids, opening = _begun(tokenizer, prefix, system)
+    return Frame("chat", tuple(prefix_ids), seam, opening)
 
 
 def make_turn(tokenizer: Tokenizer, seam: Seam) -> Turn:
     """How a conversation over a context with this seam goes on. Raises ModelError if the template cannot be cut."""
     if tokenizer.template is None:
-        return Turn((), seam.before, seam.after_ids)
+        return Turn((), seam.opening, seam.after_ids)
     messages = [
         {"role": "user", "content": f"{_DOCUMENT}\n\n{_QUESTION}"},
         {"role": "assistant", "content": _ANSWER},
@@ -120,20 +146,26 @@ def make_turn(tokenizer: Tokenizer, seam: Seam) -> Turn:
     ]
     text = _render(tokenizer, messages, add_generation_prompt=True)
     _, between, after = _cut(text, _ANSWER, _LATER)
-    return Turn(tuple(tokenizer.encode_template(between)), "", tuple(tokenizer.encode_template(after)))
+    between_ids, opening = _up_to_user(tokenizer, between, continues=True)
+    return Turn(tuple(between_ids), opening, tuple(tokenizer.encode_template(after, continues=True)))
+
+
+def context_ids(tokenizer: Tokenizer, frame: Frame, text: str) -> list[int]:
+    """Ids of a document in its frame; raises ModelError if it holds a control token that cannot be spelled out."""
+    return frame.opening.ids(tokenizer, text)
 
 
 def later_ids(tokenizer: Tokenizer, turn: Turn, question: str) -> list[int]:
     """Ids that follow an answer when `question` is asked next; raises QuestionError if it is blank or not text."""
-    return [*turn.between_ids, *_asked(tokenizer, turn.before, question), *turn.after_ids]
+    return [*turn.between_ids, *_asked(tokenizer, turn.opening, question), *turn.after_ids]
 
 
 def question_ids(tokenizer: Tokenizer, seam: Seam, question: str) -> list[int]:
     """Ids that follow the context when `question` is asked; raises QuestionError if it is blank or not text."""
-    return [*_asked(tokenizer, seam.before, question), *seam.after_ids]
+    return [*_asked(tokenizer, seam.opening, question), *seam.after_ids]
 
 
-def _asked(tokenizer: Tokenizer, before: str, question: str) -> list[int]:
+def _asked(tokenizer: Tokenizer, opening: Opening, question: str) -> list[int]:
     if not isinstance(question, str):
         raise QuestionError(f"a question is one string, not a {type(question).__name__}; ask several one by one")
     text = question.strip()
@@ -142,7 +174,7 @@ def _asked(tokenizer: Tokenizer, before: str, question: str) -> list[int]:
     if not is_text(text):
         raise QuestionError("the question is not valid text (it holds bytes that are not UTF-8)")
     try:
-        return tokenizer.encode_plain(before + text)
+        return opening.ids(tokenizer, text)
     except ModelError as error:
         raise QuestionError(f"the question cannot be asked: {error}") from error
 
@@ -161,7 +193,7 @@ def repeat_ids(
 ) -> list[int]:
     """KVzip's repeat input for context[start:end]: instruction, the template's turn, and the chunk's own ids."""
     first, later = _INSTRUCTIONS[instruction]
-    asked = tokenizer.encode_plain(f"\n\n{later if start else first}")
+    asked = tokenizer.encode_plain(f"\n\n{later if start else first}", continues=True)
     quoted = context[max(0, start - _OVERLAP) : start]
     return [*asked, *quoted, *seam.after_ids, *context[start:end]]
 
@@ -200,19 +232,39 @@ def _plain_frame(tokenizer: Tokenizer, end_ids: frozenset[int], system: str | No
     prefix = tokenizer.begin_ids + (tokenizer.encode_plain(f"{system}\n\n") if system else [])
     seam = Seam(
         before="\n\nQuestion: ",
-        after_ids=tuple(tokenizer.encode_plain("\nAnswer:")),
+        after_ids=tuple(tokenizer.encode_plain("\nAnswer:", continues=True)),
         stop_ids=tuple(sorted(end_ids)),
         stop_texts=("\n\n", "\nQuestion:"),
+        continues=True,
     )
-    return Frame("plain", tuple(prefix), seam)
+    return Frame("plain", tuple(prefix), seam, Opening(continues=bool(system)))
 
 
-def _prefix_ids(tokenizer: Tokenizer, prefix: str, system: str | None) -> list[int]:
-    """Ids of the template's text before the document, the system text in its place as plain text."""
+def _begun(tokenizer: Tokenizer, prefix: str, system: str | None) -> tuple[list[int], Opening]:
+    """Ids of the template's text before the document, the system text in its place as plain text; the opening."""
     if system is None:
-        return tokenizer.encode_template(prefix)
+        return _up_to_user(tokenizer, prefix)
     head, _, rest = prefix.partition(_SYSTEM)
-    return [*tokenizer.encode_template(head), *tokenizer.encode_plain(system), *tokenizer.encode_template(rest)]
+    head_ids, opening = _up_to_user(tokenizer, head)
+    rest_ids, last = _up_to_user(tokenizer, rest, continues=True)
+    return [*head_ids, *opening.ids(tokenizer, system), *rest_ids], last
+
+
+def _up_to_user(tokenizer: Tokenizer, text: str, continues: bool = False) -> tuple[list[int], Opening]:
+    """Ids of a template's text up to a user's text, and how that one begins.
+
+    A tokenizer that puts blanks before texts is asked where it puts one here. A blank that ends the template's text
+    belongs to the first word after it.
+    """
+    if tokenizer.puts_blank:
+        whole = tokenizer.encode_template(text + _PROBE, continues)
+        for own, opening in (
+            (tokenizer.encode_plain(_PROBE), Opening(" ", continues=True) if text.endswith(" ") else Opening()),
+            (tokenizer.encode_plain(_PROBE, continues=True), Opening(continues=True)),
+        ):
+            if whole[-len(own) :] == own:
+                return whole[: -len(own)], opening
+    return tokenizer.encode_template(text, continues), Opening(continues=True)
 
 
 def _render_with_system(tokenizer: Tokenizer, question: dict[str, str]) -> str:

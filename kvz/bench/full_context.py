@@ -10,7 +10,7 @@ from torch import Tensor
 from kvz.cache.ragged import RaggedCache, survivors
 from kvz.models.language_model import LanguageModel
 from kvz.models.prefill import prefill
-from kvz.prompt import make_frame
+from kvz.prompt import context_ids, make_frame
 from kvz.scoring.method import Context
 
 __all__ = ["everything", "prefill_context", "pruned"]
@@ -21,7 +21,7 @@ _MOST_REPLAYED = 512  # tokens: more than any method's window
 def prefill_context(model: LanguageModel, text: str) -> tuple[Context, float]:
     """A text as a context of the model's own frame, with its full cache, and the seconds of prefilling it."""
     frame = make_frame(model.tokenizer, model.end_ids)
-    ids = model.tokenizer.encode_plain(text)
+    ids = context_ids(model.tokenizer, frame, text)
     began = time.perf_counter()
     full = prefill(model, [*frame.prefix_ids, *ids], slack=_MOST_REPLAYED)
     seconds = time.perf_counter() - began

@@ -27,7 +27,7 @@ from kvz.decode.session import Session
 from kvz.demand import demand_of
 from kvz.errors import KvzError
 from kvz.models.language_model import LanguageModel
-from kvz.prompt import Seam, later_ids, make_frame, make_turn, question_ids
+from kvz.prompt import Seam, context_ids, later_ids, make_frame, make_turn, question_ids
 from kvz.recipe import Recipe
 from kvz.scoring.allocation import Demand, select
 from kvz.scoring.method import ScoringMethod
@@ -185,7 +185,7 @@ def check_room(model: LanguageModel, sample: Sample, new_tokens: int, turns: boo
     """Raise Impossible unless the context, its questions and their answers fit into the model's positions."""
     tokenizer = model.tokenizer
     frame = make_frame(tokenizer, model.end_ids)
-    prompt = len(frame.prefix_ids) + len(tokenizer.encode_plain(sample.context))
+    prompt = len(frame.prefix_ids) + len(context_ids(tokenizer, frame, sample.context))
     asked = [len(question_ids(tokenizer, frame.seam, question.text)) + new_tokens for question in sample.questions]
     needed = prompt + (sum(asked) if turns else max(asked))
     if turns:

@@ -24,7 +24,7 @@ from kvz.cli.console import emit, note
 from kvz.errors import UsageError
 from kvz.models.language_model import LanguageModel, load_model
 from kvz.models.prefill import prefill
-from kvz.prompt import make_frame
+from kvz.prompt import context_ids, make_frame
 from kvz.scoring.method import Context
 from kvz.scoring.registry import make_method
 
@@ -98,7 +98,7 @@ def markdown(result: dict[str, Any]) -> list[str]:
 
 def _measure_length(model: LanguageModel, names: Sequence[str], length: int) -> Iterator[dict[str, Any]]:
     frame = make_frame(model.tokenizer, model.end_ids)
-    ids = model.tokenizer.encode_plain(text_of(model, length))[:length]
+    ids = context_ids(model.tokenizer, frame, text_of(model, length))[:length]
     began = time.perf_counter()
     full = prefill(model, [*frame.prefix_ids, *ids], slack=64)
     prefill_seconds = time.perf_counter() - began

@@ -55,7 +55,7 @@ def automatic_size(
         return 1
     model = session.model
     longest = max(len(str(question).encode("utf-8", "replace")) for question in questions)  # a token is a byte or more
-    around = len(model.tokenizer.encode_plain(session.seam.before)) + len(session.seam.after_ids)
+    around = len(session.seam.opening.ids(model.tokenizer, "")) + len(session.seam.after_ids)
     tokens = min(longest + around + max_new_tokens, model.geometry.max_positions)
     slot = tokens * sum(2 * s.kv_heads * s.head_dim for s in model.geometry.shapes) * model.dtype.itemsize
     free = free_bytes(model.device)

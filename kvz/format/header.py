@@ -33,9 +33,9 @@ __all__ = [
 
 ALIGNMENT = 64
 DTYPE_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "I32": 4, "I64": 8, "U8": 1}
-"""Bytes an element of every dtype that format 1.1 uses."""
+"""Bytes an element of every dtype that format 1.2 uses."""
 
-FORMAT_VERSION = "1.1"
+FORMAT_VERSION = "1.2"
 
 _MAX_HEADER = 100_000_000  # the safetensors library's own limit, bytes
 _MAX_DIMENSIONS = 8

@@ -66,12 +66,16 @@ class TokenizerInfo(Struct, frozen=True):
 
 
 class QuestionInfo(Struct, frozen=True):
-    """How a question is appended: ids of `before` + question as plain text, then `after_ids`; and where answers end."""
+    """How a question is appended: ids of `before` + question as plain text, then `after_ids`; and where answers end.
+
+    Without `continues`, as in format 1.1, the plain text is encoded as if nothing stood before it.
+    """
 
     before: str
     after_ids: tuple[Count, ...]
     stop_ids: tuple[Count, ...]
     stop_texts: tuple[str, ...]
+    continues: bool = False
 
 
 class PromptInfo(Struct, frozen=True):

@@ -66,20 +66,33 @@ class Tokenizer:
         assert isinstance(text, str)
         return text
 
-    def encode_template(self, text: str) -> list[int]:
-        """Ids of text written by a chat template: its control tokens become control."""
+    def encode_template(self, text: str, continues: bool = False) -> list[int]:
+        """Ids of text written by a chat template: its control tokens become control.
+
+        `continues` is as for `encode_plain`.
+        """
+        if continues and self._bare_backend is not None:
+            return _continued(self._tokenizer.backend_tokenizer, self._bare_backend, self._added_ids, text)
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
-    def encode_plain(self, text: str) -> list[int]:
+    def encode_plain(self, text: str, continues: bool = False) -> list[int]:
         """Ids of text written by a user: what looks like a control token is spelled out in ordinary tokens.
 
-        Raises ModelError if this tokenizer cannot spell it out.
+        Text that `continues` other text gets no blank before it from a tokenizer that puts one before a text. Raises
+        ModelError if this tokenizer cannot spell it out.
         """
+        if continues and self._bare_backend is not None:
+            ids = _continued(self._spelling_backend, self._bare_backend, self._added_ids, text)
+            return self._checked(ids)
         with quiet_transformers():  # it warns of lengths that are none of its business here
             ids = list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
         if self.control_ids.isdisjoint(ids):
             return ids
         ids = self._spelling_backend.encode(text, add_special_tokens=False).ids if self._spelling_backend else ids
+        return self._checked(ids)
+
+    def _checked(self, ids: list[int]) -> list[int]:
+        """`ids`; ModelError if there is a control token among them."""
         if not self.control_ids.isdisjoint(ids):
             token = self._tokenizer.decode([next(i for i in ids if i in self.control_ids)])
             raise ModelError(f"the text contains the control token '{token}' and this tokenizer cannot spell it out")
@@ -100,14 +113,63 @@ class Tokenizer:
         return max(map(len, self.vocabulary))
 
     @cached_property
-    def _spelling_backend(self) -> Any | None:
-        """The same tokenizer without its control tokens, so that none of them can be matched in a text."""
-        from tokenizers import Tokenizer as Backend
+    def puts_blank(self) -> bool:
+        """Whether it puts a blank before a text that is none of its characters, as those of SentencePiece do."""
+        return self._bare_backend is not None
 
+    @cached_property
+    def _added_ids(self) -> frozenset[int]:
+        return frozenset(int(i) for i in self._tokenizer.added_tokens_decoder)
+
+    @cached_property
+    def _spelling_spec(self) -> dict[str, Any] | None:
+        """The tokenizer as JSON, without its control tokens and what it adds around a text."""
         backend = getattr(self._tokenizer, "backend_tokenizer", None)
         if backend is None:
             return None
-        spec = json.loads(backend.to_str())
+        spec: dict[str, Any] = json.loads(backend.to_str())
         spec["added_tokens"] = [t for t in spec["added_tokens"] if t["id"] not in self.control_ids]
         spec["post_processor"] = None
-        return Backend.from_str(json.dumps(spec))
+        return spec
+
+    @cached_property
+    def _spelling_backend(self) -> Any | None:
+        """The same tokenizer without its control tokens, so that none of them can be matched in a text."""
+        return None if self._spelling_spec is None else _backend_of(self._spelling_spec)
+
+    @cached_property
+    def _bare_backend(self) -> Any | None:
+        """That one without the blank that it puts before a text; None if it puts none."""
+        spec = self._spelling_spec
+        if spec is None:
+            return None
+        bare = {**spec, "normalizer": _unprefixed(spec["normalizer"])}
+        bare["pre_tokenizer"] = _unprefixed(spec["pre_tokenizer"])
+        return None if bare == spec else _backend_of(bare)
+
+
+def _backend_of(spec: dict[str, Any]) -> Any:
+    from tokenizers import Tokenizer as Backend
+
+    return Backend.from_str(json.dumps(spec))
+
+
+def _unprefixed(part: dict[str, Any] | None) -> dict[str, Any] | None:
+    """A normaliser or pre-tokeniser that puts nothing before a text."""
+    if part is None or part["type"] == "Prepend":
+        return None
+    if part["type"] == "Metaspace":
+        return {**part, "prepend_scheme": "never"}
+    for name in ("normalizers", "pretokenizers"):
+        if name in part:
+            return {**part, name: [own for inner in part[name] if (own := _unprefixed(inner)) is not None]}
+    return part
+
+
+def _continued(backend: Any, bare: Any, added: frozenset[int], text: str) -> list[int]:
+    """Ids of a text that goes on from another: `bare` up to its first added token, then as `backend` has it."""
+    encoded = backend.encode(text, add_special_tokens=False)
+    at = next((place for place, token in enumerate(encoded.ids) if token in added), None)
+    end = len(text) if at is None else encoded.token_to_chars(at)[0]
+    begun = list(bare.encode(text[:end], add_special_tokens=False).ids)
+    return begun if at is None else begun + encoded.ids[at:]

@@ -37,7 +37,7 @@ def test_inspect_json_holds_the_manifest(run: Run, archive: Path) -> None:
     manifest = open_archive(archive).manifest
     assert shown["manifest"] == msgspec.json.decode(msgspec.json.encode(manifest))
     assert shown["file_bytes"] == archive.stat().st_size == sum(shown["bytes"].values())
-    assert shown["format_version"] == "1.1"
+    assert shown["format_version"] == "1.2"
 
 
 def test_inspect_shows_what_is_special(run: Run, compress: Run, text_file: Path, out: Path) -> None:

@@ -68,7 +68,7 @@ def test_any_safetensors_reader_can_open_it(scratch: Path, sample: Sample) -> No
     assert all(same_bits(plain[name], tensor) for name, tensor in tensors_of(sample.cache).items())
     with safe_open(str(path), framework="pt") as file:
         metadata = file.metadata()
-    assert (metadata["format"], metadata["kvz_version"]) == ("kvz", "1.1")
+    assert (metadata["format"], metadata["kvz_version"]) == ("kvz", "1.2")
 
 
 def test_special_values_come_back(tmp_path: Path) -> None:
