@@ -16,6 +16,7 @@ from kvz.decode.session import Answer, Session
 from kvz.defaults import MAX_NEW_TOKENS
 from kvz.errors import ArchiveMismatch, CorruptArchive, ModelError
 from kvz.format.manifest import Manifest
+from kvz.format.open_file import OpenFile
 from kvz.format.reader import open_archive
 from kvz.format.tensors import read_cache
 from kvz.format.writer import write_archive
@@ -41,6 +42,7 @@ class Archive:
     seconds: dict[str, float] = field(default_factory=dict)
     _model: LanguageModel | None = None
     _session: Session | None = None
+    _mapped: OpenFile | None = None  # the file that the cache's tensors are a mapping of
 
     def __repr__(self) -> str:
         info = self.manifest.compression
@@ -58,7 +60,7 @@ class Archive:
     ) -> Answer:
         """Answer a question about the document; the model named in the manifest is loaded on first use.
 
-        Raises QuestionError, ModelError or ArchiveMismatch.
+        Raises QuestionError, ModelError, ArchiveMismatch, or ArchiveError if a mapped file was changed in place.
         """
         return self.session().ask(question, max_new_tokens, sampling, stream)
 
@@ -73,31 +75,47 @@ class Archive:
             check_dtype(self.manifest, chosen)
             check_identity(self.manifest, chosen.identity)
             prefix = self.manifest.prompt.prefix_tokens
-            session = Session(chosen, self.cache, seam_of(self.manifest), prefix, decoding)
+            self.check_unchanged()
+            session = Session(chosen, self.cache, seam_of(self.manifest), prefix, decoding, self.check_unchanged)
+            self.check_unchanged()
             self._model, self._session = chosen, session
         return self._session
 
+    def check_unchanged(self) -> None:
+        """Raise ArchiveError if the archive's file is mapped and was changed in place since it was loaded."""
+        if self._mapped is not None:
+            self._mapped.check_unchanged()
+
     def save(self, path: str | Path, overwrite: bool = False, progress: Progress | None = None) -> int:
-        """Write a `.kvz` file, atomically; returns its size in bytes. Raises OutputError."""
+        """Write a `.kvz` file, atomically; returns its size in bytes. Raises OutputError, or ArchiveError as `ask`."""
         progress = progress or Progress()
+
+        def done(nbytes: int) -> None:
+            self.check_unchanged()
+            progress.advance(nbytes)
+
         progress.start("write", self.cache.nbytes, "B")
         try:
-            return write_archive(Path(path), self.manifest, self.cache, self.token_ids, overwrite, progress.advance)
+            return write_archive(Path(path), self.manifest, self.cache, self.token_ids, overwrite, done)
         finally:
             progress.finish()
 
 
-def load(path: str | Path, verify: bool = True) -> Archive:
-    """Load a `.kvz` file, memory-mapped. `verify=False` skips the checksums of the tensors, not those of the header.
+def load(path: str | Path, verify: bool = True, mmap: bool | None = None) -> Archive:
+    """Load a `.kvz` file. `verify=False` skips the checksums of the tensors, not those of the header.
 
-    Raises ArchiveError, CorruptArchive or ArchiveVersion.
+    With `mmap` the file is mapped: it must not be changed in place while it is used, nor fail to be read. Without, it
+    is read into memory. None maps it unless it lies on a network file system. Raises ArchiveError, CorruptArchive or
+    ArchiveVersion.
     """
-    file = open_archive(path)
+    archive = open_archive(path)
+    mapped = archive.file.is_local if mmap is None else mmap
+    data = None if mapped else archive.data(mapped=False)
     if verify:
-        for _ in file.verify_checksums():
+        for _ in archive.verify_checksums(data):
             pass
-    cache, token_ids = read_cache(file, torch.device("cpu"))
-    return Archive(file.manifest, cache, token_ids)
+    cache, token_ids = read_cache(archive, torch.device("cpu"), data)
+    return Archive(archive.manifest, cache, token_ids, _mapped=archive.file if mapped else None)
 
 
 def model_of(

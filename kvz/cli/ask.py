@@ -14,6 +14,7 @@ from kvz.cli.decode_options import (
     BudgetOption,
     CompileOption,
     MaxNewTokensOption,
+    MmapOption,
     NoVerifyOption,
     PageSizeOption,
     PolicyOption,
@@ -73,6 +74,7 @@ def ask(
     device: DeviceOption = "auto",
     compile_steps: CompileOption = False,
     no_verify: NoVerifyOption = False,
+    mmap: MmapOption = None,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -101,7 +103,7 @@ def ask(
     settings = _Settings(max_new_tokens, Sampling(temperature, top_p, top_k, seed), as_json, quiet)
     check_max_new_tokens(max_new_tokens)
     check_compile(compile_steps, device)
-    loaded = load(archive, verify=not no_verify)
+    loaded = load(archive, verify=not no_verify, mmap=mmap)
     progress = console.terminal_progress(quiet)
     session = open_session(loaded, decoding, model, device, compile_steps, progress)
     if slots != 1 and len(asked) > 1:
@@ -141,7 +143,7 @@ def _is_word(text: str) -> bool:
 def _refuse_mistakes(archive: str, asked: list[Question], as_json: bool) -> None:
     """Refuse what can only be meant otherwise, before anything is loaded."""
     if archive == "-":
-        raise UsageError("an archive is memory-mapped and cannot come through a pipe; give a file")
+        raise UsageError("an archive cannot come through a pipe; give a file")
     if not os.path.exists(archive):
         if any(q.text.endswith(".kvz") and os.path.exists(q.text) for q in asked):
             raise UsageError(f"no such archive: {archive}; the archive comes first, then the question")

@@ -15,6 +15,7 @@ from kvz.cli.decode_options import (
     BudgetOption,
     CompileOption,
     MaxNewTokensOption,
+    MmapOption,
     NoVerifyOption,
     PageSizeOption,
     PolicyOption,
@@ -49,6 +50,7 @@ def chat(
     device: DeviceOption = "auto",
     compile_steps: CompileOption = False,
     no_verify: NoVerifyOption = False,
+    mmap: MmapOption = None,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -57,7 +59,7 @@ def chat(
     Lines that begin with / are commands: /reset /stats /budget N /save FILE /quit. Ctrl-C stops an answer or a command.
     """
     if archive == "-":
-        raise UsageError("an archive is memory-mapped and cannot come through a pipe; give a file")
+        raise UsageError("an archive cannot come through a pipe; give a file")
     if sys.stdin is None:
         raise UsageError("standard input is closed; there is nothing to answer")
     from kvz.archive import load
@@ -70,7 +72,7 @@ def chat(
     decoding, sampling = Decoding(policy, budget, check_page_size(page_size)), Sampling(temperature, top_p, top_k, seed)
     check_max_new_tokens(max_new_tokens)
     check_compile(compile_steps, device)
-    loaded = load(archive, verify=not no_verify)
+    loaded = load(archive, verify=not no_verify, mmap=mmap)
     progress = console.terminal_progress(quiet)
     session = open_session(loaded, decoding, model, device, compile_steps, progress)
     talk = Talk(Conversation(session), max_new_tokens, sampling, as_json, quiet)

@@ -10,6 +10,7 @@ __all__ = [
     "BudgetOption",
     "CompileOption",
     "MaxNewTokensOption",
+    "MmapOption",
     "NoVerifyOption",
     "PageSizeOption",
     "PolicyOption",
@@ -48,3 +49,11 @@ CompileOption = Annotated[
     typer.Option("--compile", help="On a GPU: compile the model's layers for steps, which takes tens of seconds."),
 ]
 NoVerifyOption = Annotated[bool, typer.Option("--no-verify", help="Do not check the tensors' checksums.")]
+MmapOption = Annotated[
+    Optional[bool],  # noqa: UP045
+    typer.Option(
+        "--mmap/--no-mmap",
+        help="Map the archive's file, or read it into memory, where no change of the file and no failing disk reaches "
+        "it; without either, it is mapped unless it lies on a network file system.",
+    ),
+]

@@ -35,11 +35,9 @@ def verify(
             checked = now
     finally:
         progress.finish()
-    import torch
+    from kvz.format.tensors import check_cache
 
-    from kvz.format.tensors import read_cache
-
-    read_cache(opened, torch.device("cpu"))
+    check_cache(opened)
     if model is not None:
         from kvz.archive import check_identity, identity_of
 

@@ -117,6 +117,7 @@ class _Batch:
 
     def enter(self, questions: Sequence[tuple[int, str]]) -> dict[int, Answer | QuestionError]:
         """Read numbered questions into the next slots, in one pass if they are not long; what that completes."""
+        self._session.check_archive()
         failed: dict[int, Answer | QuestionError] = {}
         asked: list[tuple[_Slot, list[int]]] = []
         for number, question in questions:
@@ -182,6 +183,7 @@ class _Batch:
 
     def _answer(self, slot: _Slot, nbytes: int) -> Answer:
         session, now = self._session, time.perf_counter()
+        session.check_archive()
         return Answer(
             text=slot.growing.text,
             ids=tuple(slot.growing.ids),

@@ -75,6 +75,7 @@ class Conversation:
         Raises QuestionError if the question is empty, or if it and the turns before leave no position for an answer.
         """
         session, before = self._session, self._tail.length
+        session.check_archive()
         ids = session.ids_of(question)
         if self.turns:
             ids = self._unread + later_ids(session.model.tokenizer, self._turn, question)

@@ -23,11 +23,22 @@ class Session:
     """Asks questions of a pruned cache. Asking A, B, A gives A's answer twice (greedy, or with a seed)."""
 
     def __init__(
-        self, model: LanguageModel, cache: RaggedCache, seam: Seam, prefix: int = 0, decoding: Decoding | None = None
+        self,
+        model: LanguageModel,
+        cache: RaggedCache,
+        seam: Seam,
+        prefix: int = 0,
+        decoding: Decoding | None = None,
+        check_archive: Callable[[], None] = lambda: None,
     ) -> None:
-        """`cache` must come from `model`; `seam` and `prefix` (tokens) are those of the archive."""
+        """`cache` must come from `model`; `seam` and `prefix` (tokens) are those of the archive.
+
+        `check_archive` raises ArchiveError if `cache` is no longer what it was; it is called before and after each
+        question, unless the cache is copied to a GPU.
+        """
         self.model = model
         self.cache = upload(cache, model.device)
+        self._check_archive = check_archive
         self.seam = seam
         self.prefix = prefix
         self.reading = self.read(decoding or Decoding())
@@ -63,8 +74,10 @@ class Session:
     ) -> Answer:
         """Answer one question; `stream` receives the text in pieces as it is settled.
 
-        Raises QuestionError if the question is empty or does not fit into the model's positions.
+        Raises QuestionError if the question is empty or does not fit into the model's positions, ArchiveError if the
+        archive's file was changed in place.
         """
+        self.check_archive()
         ids = self.ids_of(question)
         growing = self.growing(len(ids), max_new_tokens, sampling)
         if self.goes_by_steps(self.reading, sampling):
@@ -99,6 +112,11 @@ class Session:
             size = automatic_size(self, questions, max_new_tokens, reading)
         check_size(size)
         return ask_batch(self, questions, min(size, len(questions)), max_new_tokens, sampling, reading)
+
+    def check_archive(self) -> None:
+        """Raise ArchiveError if the archive is mapped from a file that was changed in place."""
+        if not self._on_gpu():
+            self._check_archive()
 
     def ids_of(self, question: str) -> list[int]:
         """Ids of a question as it follows the context; QuestionError if it is empty, or too long for the model."""
@@ -165,6 +183,7 @@ class Session:
         policy: str,
         pairs: float,
     ) -> Answer:
+        self.check_archive()
         return Answer(
             text=growing.text,
             ids=tuple(growing.ids),

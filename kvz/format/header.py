@@ -8,9 +8,7 @@ Nothing here imports torch or numpy: `kvz inspect` is quick.
 from __future__ import annotations
 
 import json
-import os
 import re
-import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +16,8 @@ from typing import Any, NoReturn
 
 import xxhash
 
-from kvz.errors import ArchiveError, ArchiveVersion, CorruptArchive
+from kvz.errors import ArchiveVersion, CorruptArchive
+from kvz.format.open_file import OpenFile
 
 __all__ = [
     "ALIGNMENT",
@@ -62,20 +61,12 @@ class TensorEntry:
 
 @dataclass(frozen=True)
 class Header:
-    """A checked header: tensors by name, string metadata, where the data section starts, how long the file is.
-
-    `file_stamp` is the file's inode number and time of change, in nanoseconds.
-    """
+    """A checked header: tensors by name, string metadata, where the data section starts, how long the file is."""
 
     tensors: dict[str, TensorEntry]
     metadata: dict[str, str]
     data_start: int
     file_size: int
-    file_stamp: tuple[int, int]
-
-    def same_file(self, path: Path) -> bool:
-        """Whether `path` is still the file this header was read from."""
-        return self.file_stamp == _stamp(path.stat())
 
 
 def layout(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> list[TensorEntry]:
@@ -107,33 +98,27 @@ def render_header(entries: Iterable[TensorEntry], metadata: dict[str, str]) -> b
     return blank.replace(mark.encode(), mark.replace(_NO_CHECKSUM, digest).encode(), 1)
 
 
-def read_header(path: Path) -> Header:
+def read_header(file: OpenFile) -> Header:
     """Read and check the header of a kvz archive against the file's size, and against its own checksum.
 
-    Raises ArchiveError if there is no such file, CorruptArchive if it is not an archive or is damaged.
+    Raises ArchiveError if the file cannot be read, CorruptArchive if it is not an archive or is damaged.
     """
-    try:
-        status = path.stat()
-        size = status.st_size
-        if not stat.S_ISREG(status.st_mode):
-            kind = "a folder" if stat.S_ISDIR(status.st_mode) else "a pipe or device"
-            raise ArchiveError(f"{path} is {kind}, not a .kvz archive; give a file")
-        with path.open("rb") as file:
-            start = file.read(8)
-            length = int.from_bytes(start, "little")
-            if size < 8 or length > _MAX_HEADER:
-                _refuse(path, f"is not a .kvz archive ({size} bytes, no header)")
-            if 8 + length > size:
-                _refuse(path, f"is not a .kvz archive, or is truncated: a header of {length} bytes, a file of {size}")
-            raw = start + file.read(length)
-    except FileNotFoundError:
-        raise ArchiveError(f"no such archive: {path}") from None
-    except (OSError, ValueError) as error:
-        raise ArchiveError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
-    return _parse(raw, path, status)
+    path, size = file.path, file.size
+    if size < 8:
+        _refuse(path, f"is not a .kvz archive ({size} bytes, no header)")
+    start = bytearray(8)
+    file.read_into(0, memoryview(start))
+    length = int.from_bytes(start, "little")
+    if length > _MAX_HEADER:
+        _refuse(path, f"is not a .kvz archive ({size} bytes, no header)")
+    if 8 + length > size:
+        _refuse(path, f"is not a .kvz archive, or is truncated: a header of {length} bytes, a file of {size}")
+    raw = start + bytes(length)
+    file.read_into(8, memoryview(raw)[8:])
+    return _parse(bytes(raw), path, size)
 
 
-def _parse(raw: bytes, path: Path, status: os.stat_result) -> Header:
+def _parse(raw: bytes, path: Path, size: int) -> Header:
     try:
         table = json.loads(raw[8:].decode(), object_pairs_hook=_unique)
     except (ValueError, RecursionError):
@@ -151,8 +136,8 @@ def _parse(raw: bytes, path: Path, status: os.stat_result) -> Header:
         _refuse(path, "is damaged: the header's checksum does not match")
     _check_version(metadata.get("kvz_version", ""), path)
     tensors = {name: _entry(path, name, spec) for name, spec in table.items()}
-    _check_cover(path, tensors, status.st_size - len(raw))
-    return Header(tensors, metadata, len(raw), status.st_size, _stamp(status))
+    _check_cover(path, tensors, size - len(raw))
+    return Header(tensors, metadata, len(raw), size)
 
 
 def _entry(path: Path, name: str, spec: Any) -> TensorEntry:
@@ -199,10 +184,6 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(table) != len(pairs):
         raise ValueError("a name occurs twice")
     return table
-
-
-def _stamp(status: os.stat_result) -> tuple[int, int]:
-    return status.st_ino, status.st_mtime_ns
 
 
 def _count(shape: Iterable[int]) -> int:

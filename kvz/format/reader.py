@@ -1,4 +1,4 @@
-"""Reading an archive: the header first, then tensors through the safetensors library, memory-mapped on a CPU.
+"""Reading an archive from one open file: the header first, then the checksums, then the bytes of the tensors.
 
 Nothing in a file is believed before it is checked: sizes against the file, tensors against the manifest, bytes against
 their checksums, offsets and positions against each other.
@@ -7,16 +7,18 @@ their checksums, offsets and positions against each other.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import xxhash
 
-from kvz.errors import ArchiveError, CorruptArchive
+from kvz.errors import CorruptArchive
 from kvz.format.header import Header, TensorEntry, read_header
 from kvz.format.manifest import Manifest, decode_manifest
+from kvz.format.open_file import OpenFile
 
-__all__ = ["ArchiveFile", "archive_bytes", "open_archive"]
+__all__ = ["ArchiveFile", "archive_bytes", "open_archive", "unchanged"]
 
 _BLOCK = 1 << 22
 
@@ -25,32 +27,52 @@ _BLOCK = 1 << 22
 class ArchiveFile:
     """An archive on disk whose header and manifest have been checked; tensors have not been read yet."""
 
-    path: Path
+    file: OpenFile
     header: Header
     manifest: Manifest
 
-    def verify_checksums(self) -> Iterator[int]:
-        """Compare every tensor with its checksum, yielding the bytes checked so far; raises CorruptArchive."""
-        try:
-            yield from self._verify_checksums()
-        except OSError as error:
-            raise ArchiveError(f"cannot read {self.path}: {error.strerror or error}") from error
+    @property
+    def path(self) -> Path:
+        """The name that the file was opened under."""
+        return self.file.path
 
-    def _verify_checksums(self) -> Iterator[int]:
-        checked = 0
-        with self.path.open("rb") as file:
-            for entry in sorted(self.header.tensors.values(), key=lambda e: e.begin):
-                file.seek(self.header.data_start + entry.begin)
-                digest, left = xxhash.xxh3_128(), entry.nbytes
-                while left and (block := file.read(min(left, _BLOCK))):
-                    digest.update(block)
-                    left -= len(block)
-                if digest.hexdigest() != self.manifest.checksums[entry.name]:
-                    raise CorruptArchive(
-                        f"{self.path} is damaged: tensor '{entry.name}' does not match its checksum; compress again"
-                    )
-                checked += entry.nbytes
-                yield checked
+    def data(self, mapped: bool) -> memoryview:
+        """The data section, mapped or read into memory. Raises ArchiveError."""
+        return self.file.contents(self.header.data_start, mapped)
+
+    def verify_checksums(self, data: memoryview | None = None) -> Iterator[int]:
+        """Compare every tensor with its checksum, yielding the bytes checked so far; raises CorruptArchive.
+
+        The bytes are read from the file, unless its `data` section is in memory already.
+        """
+        checked, block = 0, memoryview(bytearray(_BLOCK))
+        for entry in sorted(self.header.tensors.values(), key=lambda e: e.begin):
+            digest = xxhash.xxh3_128()
+            for start in range(entry.begin, entry.end, _BLOCK):
+                end = min(start + _BLOCK, entry.end)
+                if data is not None:
+                    digest.update(data[start:end])
+                else:
+                    self.file.read_into(self.header.data_start + start, block[: end - start])
+                    digest.update(block[: end - start])
+            if digest.hexdigest() != self.manifest.checksums[entry.name]:
+                self.file.check_unchanged()
+                raise CorruptArchive(
+                    f"{self.path} is damaged: tensor '{entry.name}' does not match its checksum; compress again"
+                )
+            checked += entry.nbytes
+            yield checked
+
+
+@contextmanager
+def unchanged(file: OpenFile) -> Iterator[None]:
+    """What is found or refused in the block is of a file that nobody wrote to meanwhile; else raises ArchiveError."""
+    try:
+        yield
+    except CorruptArchive:
+        file.check_unchanged()
+        raise
+    file.check_unchanged()
 
 
 def open_archive(path: str | Path) -> ArchiveFile:
@@ -58,9 +80,16 @@ def open_archive(path: str | Path) -> ArchiveFile:
 
     Raises ArchiveError (no such file), CorruptArchive or ArchiveVersion.
     """
-    path = Path(path)
-    header = read_header(path)
-    manifest = decode_manifest(header.metadata.get("manifest", ""), str(path))
+    file = OpenFile(Path(path))
+    with unchanged(file):
+        header = read_header(file)
+        manifest = decode_manifest(header.metadata.get("manifest", ""), str(path))
+        _check_tensors(header, manifest, file.path)
+    return ArchiveFile(file, header, manifest)
+
+
+def _check_tensors(header: Header, manifest: Manifest, path: Path) -> None:
+    """The file must have the tensors that its manifest calls for, with checksums."""
     for name, wanted in _expected(manifest).items():
         entry = header.tensors.get(name)
         if entry is None:
@@ -72,7 +101,6 @@ def open_archive(path: str | Path) -> ArchiveFile:
             )
     if missing := header.tensors.keys() - manifest.checksums.keys():
         raise CorruptArchive(f"{path} is damaged: tensor '{min(missing)[:60]}' has no checksum")
-    return ArchiveFile(path, header, manifest)
 
 
 def archive_bytes(header: Header) -> dict[str, int]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from kvz.cache.bit_planes import BitPlanes, plane_bounds
@@ -14,59 +14,108 @@ from kvz.cache.pages import PagedLayer, page_bounds
 from kvz.cache.ragged import RaggedCache, RaggedLayer
 from kvz.errors import CorruptArchive
 from kvz.format.manifest import Manifest
-from kvz.format.reader import ArchiveFile
+from kvz.format.reader import ArchiveFile, unchanged
 
-__all__ = ["read_cache"]
+__all__ = ["check_cache", "read_cache"]
+
+_DTYPES = {
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "F32": torch.float32,
+    "I32": torch.int32,
+    "I64": torch.int64,
+    "U8": torch.uint8,
+}
+Find = Callable[[str], Tensor]
 
 
-def read_cache(archive: ArchiveFile, device: torch.device) -> tuple[RaggedCache, Tensor | None]:
+def read_cache(
+    archive: ArchiveFile, device: torch.device, data: memoryview | None = None
+) -> tuple[RaggedCache, Tensor | None]:
     """The cache and the token ids (`[prefix + S]` int32, None if left out) of an archive.
 
-    On a CPU the tensors are views of the memory-mapped file. Raises CorruptArchive if offsets or positions are not what
-    the manifest says.
+    On a CPU the tensors are views of `data`, the archive's data section, which is mapped unless it is given. Raises
+    CorruptArchive if offsets or positions are not what the manifest says.
     """
     manifest = archive.manifest
-    try:
-        with safe_open(str(archive.path), framework="pt", device="cpu") as file:
-            if not archive.header.same_file(archive.path):
-                raise CorruptArchive(f"{archive.path} was replaced while it was being read; try again")
-            token_ids = file.get_tensor("token_ids") if manifest.source.text_included else None
-            layers = []
-            for index in range(len(manifest.model.layers)):
-                names = ("keys", "values", "offsets", "positions")
-                keys, values, offsets, positions = (file.get_tensor(f"layers.{index}.{name}") for name in names)
-                layer = RaggedLayer(keys, values, offsets, positions, manifest.model.layers[index].window)
-                layer = replace(layer, **_indexes(file, manifest, index))
-                if problem := _problem(layer, manifest, index):
-                    raise CorruptArchive(f"{archive.path} is damaged: layer {index} {problem}")
-                layers.append(layer if device.type == "cpu" else layer.to(device))
-    except (SafetensorError, OSError) as error:
-        raise CorruptArchive(f"{archive.path} cannot be read: {error}") from error
+    data = archive.data(mapped=True) if data is None else data
+
+    def find(name: str) -> Tensor:
+        return _view(archive, data, name)
+
+    with unchanged(archive.file):
+        token_ids = find("token_ids") if manifest.source.text_included else None
+        layers = []
+        for index in range(len(manifest.model.layers)):
+            layer = _layer(find, manifest, index)
+            _refuse_problem(layer.offsets, layer.positions, archive, index)
+            layers.append(layer if device.type == "cpu" else layer.to(device))
     return RaggedCache(tuple(layers), manifest.logical_length), token_ids
 
 
-def _indexes(file: Any, manifest: Manifest, index: int) -> dict[str, Any]:
+def check_cache(archive: ArchiveFile) -> None:
+    """Raise CorruptArchive if offsets or positions are not what the manifest says; a layer's at a time are read."""
+
+    def find(name: str) -> Tensor:
+        entry = archive.header.tensors[name]
+        read = memoryview(bytearray(entry.nbytes))
+        archive.file.read_into(archive.header.data_start + entry.begin, read)
+        return _tensor(read, 0, entry.dtype, entry.shape)
+
+    with unchanged(archive.file):
+        for index in range(len(archive.manifest.model.layers)):
+            offsets, positions = (find(f"layers.{index}.{name}") for name in ("offsets", "positions"))
+            _refuse_problem(offsets, positions, archive, index)
+
+
+def _view(archive: ArchiveFile, data: memoryview, name: str) -> Tensor:
+    """A tensor of the archive as a view of its data section."""
+    entry = archive.header.tensors[name]
+    return _tensor(data, entry.begin, entry.dtype, entry.shape)
+
+
+def _tensor(data: memoryview, begin: int, dtype: str, shape: tuple[int, ...]) -> Tensor:
+    kind, count = _DTYPES[dtype], torch.Size(shape).numel()
+    if not count:
+        return torch.empty(shape, dtype=kind)
+    found = torch.frombuffer(data, dtype=kind, count=count, offset=begin).view(shape)
+    return found.clone() if found.data_ptr() % kind.itemsize else found  # a writer that does not align
+
+
+def _layer(find: Find, manifest: Manifest, index: int) -> RaggedLayer:
+    names = ("keys", "values", "offsets", "positions")
+    keys, values, offsets, positions = (find(f"layers.{index}.{name}") for name in names)
+    layer = RaggedLayer(keys, values, offsets, positions, manifest.model.layers[index].window)
+    return replace(layer, **_indexes(find, manifest, index))
+
+
+def _indexes(find: Find, manifest: Manifest, index: int) -> dict[str, Any]:
     """The indexes that a layer has, as fields of a RaggedLayer."""
     found: dict[str, Any] = {}
     if manifest.model.layers[index].window is not None:
         return found
     kept = manifest.compression.kept[index]
     if manifest.planes is not None:
-        planes, ranges = (file.get_tensor(f"layers.{index}.{name}") for name in ("planes", "plane_ranges"))
+        planes, ranges = (find(f"layers.{index}.{name}") for name in ("planes", "plane_ranges"))
         found["planes"] = BitPlanes(planes, ranges, plane_bounds(kept))
     if manifest.pages is not None:
-        extremes = torch.cat([file.get_tensor(f"layers.{index}.{name}") for name in ("page_max", "page_min")])
-        grid = file.get_tensor(f"layers.{index}.page_grid") if manifest.pages.bits == 8 else None
+        extremes = torch.cat([find(f"layers.{index}.{name}") for name in ("page_max", "page_min")])
+        grid = find(f"layers.{index}.page_grid") if manifest.pages.bits == 8 else None
         found["pages"] = PagedLayer(manifest.pages.size, extremes, page_bounds(kept, manifest.pages.size), grid)
     return found
 
 
-def _problem(layer: RaggedLayer, manifest: Manifest, index: int) -> str | None:
+def _refuse_problem(offsets: Tensor, positions: Tensor, archive: ArchiveFile, index: int) -> None:
+    if problem := _problem(offsets, positions, archive.manifest, index):
+        raise CorruptArchive(f"{archive.path} is damaged: layer {index} {problem}")
+
+
+def _problem(offsets: Tensor, layer_positions: Tensor, manifest: Manifest, index: int) -> str | None:
     """What is wrong with a layer's offsets or positions, or None."""
     lengths = manifest.head_lengths(index)
-    if layer.offsets.diff().tolist() != lengths or int(layer.offsets[0]) != 0:
+    if offsets.diff().tolist() != lengths or int(offsets[0]) != 0:
         return "has offsets that are not the head lengths in the manifest"
-    positions, starts = layer.positions.long(), layer.offsets[:-1][layer.offsets.diff() > 0]
+    positions, starts = layer_positions.long(), offsets[:-1][offsets.diff() > 0]
     if not positions.numel():
         return None
     if int(positions.min()) < 0 or int(positions.max()) >= manifest.logical_length:
@@ -77,6 +126,6 @@ def _problem(layer: RaggedLayer, manifest: Manifest, index: int) -> str | None:
     if not bool(rising.all()):
         return "has positions out of order inside a head"
     first = manifest.logical_length - lengths[0]  # rising, and as many as there are from here: the last ones
-    if layer.window is not None and int(positions.min()) != first:
+    if manifest.model.layers[index].window is not None and int(positions.min()) != first:
         return "has positions that are not its last window"
     return None

@@ -337,3 +337,11 @@ def test_a_policy_and_its_budget(run: Run, archive: Path, tiny_folder: Path) -> 
     run(*line, "--policy", "hsa").failed("needs a budget", status=2)
     run(*line, "--policy", "sparks", "--budget", 24).failed("no policy 'sparks'", "sparq", status=2)
     run(*line, "--budget", 0).failed("16 or more", status=2)
+
+
+def test_an_archive_read_into_memory_gives_the_same_answers(run: Run, archive: Path) -> None:
+    said = [
+        [answer["answer"] for answer in run("ask", archive, "Why?", "Who?", *FEW, "--json", flag).succeeded().objects]
+        for flag in ("--mmap", "--no-mmap", "--json")
+    ]
+    assert said[0] == said[1] == said[2]

@@ -7,6 +7,7 @@ import os
 import pty
 import select
 import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import kvz
 from kvz.decode.conversation import Conversation
 from kvz.models.language_model import LanguageModel
 from tests.cli.conftest import Run
-from tests.cli.harness import TIMEOUT, react_to_interrupts, spawn
+from tests.cli.harness import TIMEOUT, Outcome, react_to_interrupts, spawn
 from tests.tiny import make_model_folder
 
 TURNS = ["Where is the key?", "Who keeps it?", "Why?", "Where is the key?"]
@@ -144,6 +145,31 @@ def test_a_budget_keeps_the_page_size(run: Run, archive: Path) -> None:
 def test_a_budget_that_covers_everything_is_said_unless_quiet(run: Run, archive: Path) -> None:
     assert "covers every head" in run("chat", archive, "--budget", 5000, stdin=b"").succeeded().err
     assert run("chat", archive, "--budget", 5000, "-q", stdin=b"/reset\n").succeeded().err == ""
+
+
+@pytest.mark.parametrize("change", ["cut", "overwritten"])
+@pytest.mark.parametrize("mapped", [True, False], ids=["mapped", "read"])
+def test_an_archive_changed_in_place_between_two_turns(
+    archive: Path, expected: list[str], tmp_path: Path, mapped: bool, change: str
+) -> None:
+    path = tmp_path / "a.kvz"
+    path.write_bytes(archive.read_bytes())
+    chat = spawn("chat", str(path), *FEW, "--json", "--mmap" if mapped else "--no-mmap", stdin=subprocess.PIPE)
+    assert chat.stdin is not None
+    assert chat.stdout is not None
+    chat.stdin.write(lines(TURNS[:1]))
+    chat.stdin.flush()
+    assert json.loads(chat.stdout.readline())["answer"] == expected[0]
+    if change == "cut":
+        os.truncate(path, 0)
+    else:
+        path.write_bytes(bytes(path.stat().st_size))
+    out, err = chat.communicate(lines(TURNS[1:2]), timeout=TIMEOUT)
+    if mapped:
+        Outcome(chat.returncode, out, err.decode()).failed(f"{path} was changed in place")
+    else:
+        assert json.loads(out)["answer"] == expected[1]
+        assert (chat.returncode, err) == (0, b"")
 
 
 def test_sigterm_ends_a_chat_in_a_terminal(archive: Path) -> None:

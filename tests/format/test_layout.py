@@ -11,7 +11,7 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvz.format.header import ALIGNMENT, DTYPE_BYTES, layout, read_header, render_header
+from kvz.format.header import ALIGNMENT, DTYPE_BYTES, layout, render_header
 from kvz.format.reader import archive_bytes, open_archive
 from tests.format.archives import NO_CHECKSUM, Sample, make_sample
 
@@ -51,7 +51,7 @@ def test_header_is_aligned_and_signs_itself(metadata: dict[str, str]) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_data_section_and_tensors_lie_at_multiples_of_64(tmp_path: Path, dim: int, dtype: torch.dtype) -> None:
     path = make_sample(((3, 5), (1, 2)), [dim, dim], dtype, prefix=1).write(tmp_path / "a.kvz")
-    header = read_header(path)
+    header = open_archive(path).header
     named = {name: e for name, e in header.tensors.items() if not name.startswith("pad.")}
     assert header.data_start % ALIGNMENT == 0
     assert {name: e.begin % ALIGNMENT for name, e in named.items()} == dict.fromkeys(named, 0)
@@ -69,7 +69,7 @@ def test_writing_returns_the_size_and_tells_every_byte(tmp_path: Path, sample: S
 
     path, told = tmp_path / "a.kvz", []
     size = write_archive(path, sample.manifest, sample.cache, sample.token_ids, done=told.append)
-    header = read_header(path)
+    header = open_archive(path).header
     assert size == path.stat().st_size == header.file_size == sum(archive_bytes(header).values())
     assert sum(told) == size - header.data_start
 
