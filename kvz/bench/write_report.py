@@ -18,7 +18,7 @@ from kvz.bench.report_files import PICTURES, holds_report, remove_pictures
 from kvz.bench.run_config import is_run
 from kvz.bench.run_folder import read_run
 from kvz.errors import UsageError
-from kvz.format.atomic import atomic_file, output_error
+from kvz.format.atomic import atomic_file, is_taken, output_error
 
 __all__ = ["Results", "check_target", "compared", "notes_of", "results_of", "write_report"]
 
@@ -101,7 +101,7 @@ def write_report(folder: Path, results: Results) -> list[str]:
 
 def _check_folder(path: Path) -> None:
     """Raise UsageError if a path that is to be a folder is something else."""
-    if path.exists() and not path.is_dir():
+    if is_taken(path) and not path.is_dir():
         raise UsageError(f"{path} is a file, where a report needs a folder; give another --out")
 
 

@@ -212,9 +212,11 @@ def _list(settings: Settings, name: str | None, device: str, dtype: str, as_json
 
 
 def _new_folder() -> Path:
+    from kvz.format.atomic import is_taken
+
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     names = (f"kvz-bench-{stamp}{end}" for end in ("", *(f"-{number}" for number in range(2, 100))))
-    return next(path for path in map(Path, names) if not path.exists())
+    return next(path for path in map(Path, names) if not is_taken(path))
 
 
 def _interrupted() -> bool:

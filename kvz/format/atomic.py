@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 from kvz.errors import OutputError
 
-__all__ = ["atomic_file", "check_target", "output_error"]
+__all__ = ["atomic_file", "check_target", "is_taken", "output_error"]
 
 
 def check_target(path: Path, overwrite: bool) -> None:
@@ -24,14 +24,26 @@ def check_target(path: Path, overwrite: bool) -> None:
             raise OutputError(f"{path} is a folder; give a file name")
         if path.exists() and not path.is_file():
             raise OutputError(f"{path} is not a regular file and cannot be replaced; give another name")
-        if path.exists() and not overwrite:
+        if is_taken(path) and not overwrite:
             raise OutputError(f"{path} exists; give --force (overwrite=True) to replace it")
         if not path.parent.is_dir():
             raise OutputError(f"the output folder {path.parent} does not exist; create it first")
         with _temporary(path.parent):
             pass
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise output_error(path, error) from error
+
+
+def is_taken(path: Path) -> bool:
+    """Whether something has this name, be it a link to nothing, so that no file can be given it without replacing it.
+
+    Raises OSError or ValueError for a name that no file can have.
+    """
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
 
 
 @contextmanager
@@ -53,8 +65,10 @@ def atomic_file(path: Path, overwrite: bool) -> Iterator[BinaryIO]:
         raise output_error(path, error) from error
 
 
-def output_error(path: Path | str, error: OSError) -> OutputError:
-    """The OutputError that tells a user what an OSError while writing `path` means."""
+def output_error(path: Path | str, error: OSError | ValueError) -> OutputError:
+    """The OutputError that tells a user what an error while writing `path` means."""
+    if not isinstance(error, OSError):
+        return OutputError(f"{str(path)!r} cannot be written: {error}")
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return OutputError(f"no space left for {path}; free some or write elsewhere")
     if error.errno == errno.EFBIG:
@@ -134,7 +148,7 @@ def _name_new(file: BinaryIO, name: str | None, path: Path) -> None:
     except FileExistsError:
         raise
     except OSError:  # a file system without hard links
-        if path.exists():
+        if is_taken(path):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from None
         os.replace(name, path)
 

@@ -77,6 +77,15 @@ def test_closed_standard_input(
     Outcome(status, printed, err.decode()).failed("standard input")
 
 
+def test_an_output_that_is_a_link_to_nothing_is_refused_before_any_work(
+    run: Run, text_file: Path, out: Path, tmp_path: Path
+) -> None:
+    (out / "a.kvz").symlink_to(tmp_path / "nowhere")
+    outcome = run("compress", text_file, "-o", out / "a.kvz", "-m", tmp_path / "no-such-model")
+    outcome.failed("a.kvz exists; give --force to replace it")
+    assert (out / "a.kvz").is_symlink()
+
+
 @pytest.mark.parametrize("ratio", ["0", "-1", "1.5", "nan", "inf", "-0.0", "1e-320"])
 def test_a_ratio_out_of_range(compress: Run, text_file: Path, out: Path, ratio: str) -> None:
     compress(text_file, f"-r={ratio}").failed("ratio", status=2)

@@ -203,3 +203,10 @@ def test_a_long_document_is_cut_into_blocks_between_tokens(
     sizes = [sum(map(int, re.findall(r'data-n="(\d+)"', block))) for block in blocks]
     assert sum(sizes) == len(text)
     assert max(sizes) <= 1200
+
+
+def test_a_page_in_the_place_of_a_link_to_nothing(run: Run, archive: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.html").symlink_to(tmp_path / "nowhere")
+    run("inspect", archive, "--html", tmp_path / "a.html").failed("a.html exists; give --force to replace it")
+    run("inspect", archive, "--html", tmp_path / "a.html", "--force").succeeded()
+    assert not (tmp_path / "a.html").is_symlink()

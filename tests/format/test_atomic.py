@@ -188,6 +188,37 @@ def test_a_link_is_replaced_and_what_it_points_to_is_not(tmp_path: Path) -> None
     assert (tmp_path / "link").read_bytes() == b"new"
 
 
+@pytest.mark.parametrize("target", ["nowhere", "link", "no/folder/a.kvz"])
+def test_a_link_to_nothing_is_refused_early_and_replaced_when_told(tmp_path: Path, target: str) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / target)
+    with pytest.raises(OutputError, match=r"link exists; give --force"):
+        check_target(link, False)
+    check_target(link, True)
+    with atomic_file(link, True) as file:
+        file.write(b"new")
+    assert names(tmp_path) == ["link"]
+    assert not link.is_symlink()
+    assert link.read_bytes() == b"new"
+
+
+def test_a_link_to_a_file_or_folder_is_refused_early(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_bytes(b"old")
+    os.mkfifo(tmp_path / "pipe")
+    for name, message in (("folder", "is a folder"), ("file", "--force"), ("pipe", "not a regular file")):
+        (tmp_path / f"to-{name}").symlink_to(tmp_path / name)
+        with pytest.raises(OutputError, match=message):
+            check_target(tmp_path / f"to-{name}", False)
+
+
+@pytest.mark.parametrize("name", ["n" * 300, "zero\0byte"])
+def test_a_name_that_no_file_has_is_refused_early(tmp_path: Path, name: str) -> None:
+    with pytest.raises(OutputError, match="cannot be written"):
+        check_target(tmp_path / name, False)
+    assert names(tmp_path) == []
+
+
 def test_a_dangling_link_is_not_replaced_without_being_told(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     with pytest.raises(OutputError, match="exists"), atomic_file(tmp_path / "link", False) as file:

@@ -163,3 +163,6 @@ def test_a_report_goes_to_no_folder_of_something_else(tmp_path: Path) -> None:
         check_target(tmp_path / "docs")
     write_report(tmp_path / "docs", Results([], {}, []))
     check_target(tmp_path / "docs")
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(UsageError, match="where a report needs a folder"):
+        check_target(tmp_path / "link")
