@@ -71,6 +71,7 @@ A summary goes to stderr. `--json` prints it as one object (and cannot be combin
 | `model`, `dtype` | id of the model, and dtype of the pairs |
 | `context_tokens`, `prefix_tokens` | tokens of the document, and of the chat template before it |
 | `dropped_tokens`, `truncated` | tokens left out, and the part they were: `head`, `middle`, `tail` or null |
+| `dropped_estimated` | whether that number is an estimate: of a huge document only what is needed is encoded |
 | `pairs_kept`, `pairs_total` | pairs of the document kept, and of how many |
 | `kv_bytes_full`, `kv_bytes_kept` | bytes of the cache before and after, prefix included |
 | `file_bytes` | size of the archive |

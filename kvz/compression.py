@@ -14,12 +14,13 @@ from kvz.cache.ragged import evict
 from kvz.defaults import METHOD
 from kvz.demand import demand_of
 from kvz.documents import Document, document_from_text, read_document
-from kvz.errors import DocumentError, ModelError, UsageError
+from kvz.errors import DocumentError, UsageError
+from kvz.excerpt import excerpt_of
 from kvz.manifest_of import manifest_of, parameters_of
 from kvz.models.language_model import LanguageModel, load_model
 from kvz.models.prefill import prefill
 from kvz.progress import Progress, Timings
-from kvz.prompt import Frame, context_ids, make_frame, truncate_ids
+from kvz.prompt import make_frame
 from kvz.recipe import Recipe, make_recipe
 from kvz.scoring.allocation import Allocation, select
 from kvz.scoring.method import Context, ScoringMethod
@@ -28,7 +29,6 @@ __all__ = ["compress", "compress_document"]
 
 _LIKE_A_PATH = re.compile(r"^\S*/\S*$|\.[A-Za-z]\w{0,4}$")
 _FEW_POSITIONS = 128
-_RESERVE = 512  # positions that --truncate leaves for question and answer, at most an eighth of the model's
 
 
 def compress(
@@ -85,7 +85,8 @@ def compress_document(source: Document, model: LanguageModel, recipe: Recipe, pr
     """`compress` with everything decided. The full cache is freed layer by layer as its survivors are copied out."""
     timings = Timings()
     frame = make_frame(model.tokenizer, model.end_ids, recipe.system)
-    ids, dropped = _context_ids(source, model, frame, recipe.truncate)
+    excerpt = excerpt_of(model, frame, source.text, recipe.truncate)
+    ids = excerpt.ids
     prompt = [*frame.prefix_ids, *ids]
     demand = demand_of(recipe, model, frame, ids)
     whole = demand.keeps_everything
@@ -108,7 +109,7 @@ def compress_document(source: Document, model: LanguageModel, recipe: Recipe, pr
         cache = evict(full, kept, model.geometry, len(frame.prefix_ids), lambda layer: progress.advance(1))
         cache = with_index(cache, len(frame.prefix_ids), recipe.index)
     progress.finish()
-    manifest = manifest_of(source, model, recipe, frame, parameters, dropped, kept, demand.budget)
+    manifest = manifest_of(source, model, recipe, frame, parameters, excerpt, kept, demand.budget)
     token_ids = torch.tensor(prompt, dtype=torch.int32) if recipe.include_text else None
     return Archive(manifest, cache, token_ids, timings.seconds, model)
 
@@ -142,31 +143,3 @@ def _is_file(name: str) -> bool:
         return Path(name).is_file()
     except (OSError, ValueError):  # too long for a name, or a character no name can have
         return False
-
-
-def _context_ids(source: Document, model: LanguageModel, frame: Frame, truncate: str | None) -> tuple[list[int], int]:
-    """Ids of the document, cut if asked for, and how many were left out. Raises DocumentError if they do not fit."""
-    positions = model.geometry.max_positions
-    around = len(frame.prefix_ids) + len(frame.seam.after_ids)
-    question = len(frame.seam.opening.ids(model.tokenizer, "")) + 1
-    room = positions - around - question - 1  # a question of one token, and an answer of one
-    longest = model.tokenizer.longest_token
-    if truncate is None and len(source.text) // longest > room:  # known without encoding a huge text
-        raise _too_long(f"at least {len(source.text) // longest}", positions, around)
-    try:
-        ids = context_ids(model.tokenizer, frame, source.text)
-    except ModelError as error:
-        raise DocumentError(f"the document cannot be encoded: {error}") from error
-    if len(ids) <= room:
-        return ids, 0
-    limit = room - min(_RESERVE, positions // 8)
-    if truncate is None or limit < 1:
-        raise _too_long(str(len(ids)), positions, around)
-    return truncate_ids(ids, limit, truncate), len(ids) - limit
-
-
-def _too_long(tokens: str, positions: int, around: int) -> DocumentError:
-    return DocumentError(
-        f"the document is {tokens} tokens and the model has {positions} positions ({around} go to the chat template "
-        "and system text); give a shorter one, --truncate head|middle|tail, or a model with a longer context"
-    )

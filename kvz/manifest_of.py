@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from kvz.documents import Document
+from kvz.excerpt import Excerpt
 from kvz.format.manifest import (
     CompressionInfo,
     CreatorInfo,
@@ -36,11 +37,11 @@ def manifest_of(
     recipe: Recipe,
     frame: Frame,
     parameters: Parameters,
-    dropped: int,
+    excerpt: Excerpt,
     kept: Tensor,
     budget: Budget,
 ) -> Manifest:
-    """The manifest of an archive that keeps `kept [N,S]` of a `budget`, `dropped` tokens having been left out."""
+    """The manifest of an archive that keeps `kept [N,S]` of a `budget` of an `excerpt`."""
     of_rows, geometry = kept.sum(1).tolist(), model.geometry
     counts = tuple(tuple(of_rows[geometry.rows(layer)]) for layer in range(geometry.layers))
     prints = model.identity.fingerprints
@@ -68,8 +69,9 @@ def manifest_of(
             sha256=source.sha256,
             bytes=source.size,
             text_included=recipe.include_text,
-            truncated=recipe.truncate if dropped else None,
-            dropped_tokens=dropped,
+            truncated=recipe.truncate if excerpt.dropped else None,
+            dropped_tokens=excerpt.dropped,
+            dropped_estimated=excerpt.estimated,
         ),
         compression=CompressionInfo(
             method=recipe.method.name,

@@ -150,9 +150,17 @@ def make_turn(tokenizer: Tokenizer, seam: Seam) -> Turn:
     return Turn(tuple(between_ids), opening, tuple(tokenizer.encode_template(after, continues=True)))
 
 
-def context_ids(tokenizer: Tokenizer, frame: Frame, text: str) -> list[int]:
-    """Ids of a document in its frame; raises ModelError if it holds a control token that cannot be spelled out."""
-    return frame.opening.ids(tokenizer, text)
+def context_ids(tokenizer: Tokenizer, frame: Frame, text: str, most: int | None = None) -> list[int]:
+    """Ids of a document in its frame, or the first `most` of them, without encoding much more.
+
+    Raises ModelError if it holds a control token that cannot be spelled out.
+    """
+    ids: list[int] = []
+    for piece, _ in tokenizer.pieces(frame.opening.before + text, frame.opening.continues):
+        ids += piece
+        if most is not None and len(ids) >= most:
+            break
+    return ids[:most]
 
 
 def later_ids(tokenizer: Tokenizer, turn: Turn, question: str) -> list[int]:

@@ -29,6 +29,6 @@ def seconds(value: float) -> str:
     return f"{value:.1f} s" if value >= 1 else f"{value:.2f} s"
 
 
-def quantity(value: int) -> str:
-    """A count with thousands separated."""
-    return f"{value:,}"
+def quantity(value: int, estimated: bool = False) -> str:
+    """A count with thousands separated, or an estimate of one."""
+    return f"about {value:,}" if estimated else f"{value:,}"

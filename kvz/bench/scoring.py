@@ -98,7 +98,7 @@ def markdown(result: dict[str, Any]) -> list[str]:
 
 def _measure_length(model: LanguageModel, names: Sequence[str], length: int) -> Iterator[dict[str, Any]]:
     frame = make_frame(model.tokenizer, model.end_ids)
-    ids = context_ids(model.tokenizer, frame, text_of(model, length))[:length]
+    ids = context_ids(model.tokenizer, frame, text_of(model, length), length)
     began = time.perf_counter()
     full = prefill(model, [*frame.prefix_ids, *ids], slack=64)
     prefill_seconds = time.perf_counter() - began

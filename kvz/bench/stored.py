@@ -13,6 +13,7 @@ from kvz.archive import Archive, load
 from kvz.bench.prefilled import Made, Prefilled
 from kvz.documents import document_from_text
 from kvz.errors import OutputError
+from kvz.excerpt import Excerpt
 from kvz.manifest_of import manifest_of, parameters_of
 
 __all__ = ["drop_cached", "stored_seconds"]
@@ -58,7 +59,8 @@ def drop_cached(path: Path) -> bool:
 def _archive(prefilled: Prefilled, made: Made) -> Archive:
     model, frame = prefilled.model, prefilled.context.frame
     source = document_from_text(prefilled.sample.context, "context")
-    parameters = parameters_of(made.recipe, model, frame, len(prefilled.context.ids))
-    manifest = manifest_of(source, model, made.recipe, frame, parameters, 0, made.kept, made.demand.budget)
-    ids = torch.tensor([*frame.prefix_ids, *prefilled.context.ids], dtype=torch.int32)
+    excerpt = Excerpt(list(prefilled.context.ids))
+    parameters = parameters_of(made.recipe, model, frame, len(excerpt.ids))
+    manifest = manifest_of(source, model, made.recipe, frame, parameters, excerpt, made.kept, made.demand.budget)
+    ids = torch.tensor([*frame.prefix_ids, *excerpt.ids], dtype=torch.int32)
     return Archive(manifest, made.cache, ids)

@@ -31,6 +31,7 @@ def summary_of(archive: Archive, target: Path | None, written: int, phases: dict
         "context_tokens": prompt.context_tokens,
         "prefix_tokens": prompt.prefix_tokens,
         "dropped_tokens": manifest.source.dropped_tokens,
+        "dropped_estimated": manifest.source.dropped_estimated,
         "truncated": manifest.source.truncated,
         "pairs_kept": info.pairs_kept,
         "pairs_total": info.pairs_total,
@@ -45,7 +46,7 @@ def print_summary(summary: dict[str, Any]) -> None:
     """The facts for a reader, on stderr."""
     kept, total = summary["pairs_kept"], summary["pairs_total"]
     if summary["dropped_tokens"]:
-        dropped = wording.quantity(summary["dropped_tokens"])
+        dropped = wording.quantity(summary["dropped_tokens"], summary["dropped_estimated"])
         console.note(f"kvz: {dropped} tokens of the document's {summary['truncated']} were left out")
     if summary["context_tokens"] < 32:
         console.note("kvz: the document is so short that compressing it gains nothing")

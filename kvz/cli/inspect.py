@@ -69,7 +69,8 @@ def _facts(opened: ArchiveFile) -> dict[str, str]:
     options = " ".join(f"{key}={value}" for key, value in info.parameters.items())
     sharing = " ".join(f"{key}={value}" for key, value in info.allocation_parameters.items())
     sizes = archive_bytes(opened.header)
-    cut = f", {m.source.truncated} cut by {wording.quantity(m.source.dropped_tokens)}" if m.source.truncated else ""
+    dropped = wording.quantity(m.source.dropped_tokens, m.source.dropped_estimated)
+    cut = f", {m.source.truncated} cut by {dropped}" if m.source.truncated else ""
     return {
         "archive": f"{opened.path} ({wording.size(opened.header.file_size)}, "
         f"format {opened.header.metadata['kvz_version']}, by {m.creator.name} {m.creator.version})",

@@ -89,7 +89,10 @@ class PromptInfo(Struct, frozen=True):
 
 
 class SourceInfo(Struct, frozen=True):
-    """The document. `truncated` names the part that was left out, `dropped_tokens` how many tokens it had."""
+    """The document. `truncated` names the part that was left out, `dropped_tokens` how many tokens it had.
+
+    That is an estimate where `dropped_estimated`.
+    """
 
     name: str
     sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
@@ -97,6 +100,7 @@ class SourceInfo(Struct, frozen=True):
     text_included: bool
     truncated: str | None = None
     dropped_tokens: Count = 0
+    dropped_estimated: bool = False
 
 
 class CompressionInfo(Struct, frozen=True):

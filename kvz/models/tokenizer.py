@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from kvz.errors import ModelError
+from kvz.models.long_text import PIECE, Spans, encoded_end, encoded_pieces
 from kvz.models.quiet import first_line, quiet_transformers
 
 __all__ = ["Tokenizer"]
@@ -72,7 +73,7 @@ class Tokenizer:
         `continues` is as for `encode_plain`.
         """
         if continues and self._bare_backend is not None:
-            return _continued(self._tokenizer.backend_tokenizer, self._bare_backend, self._added_ids, text)
+            return _continued(self._tokenizer.backend_tokenizer, self._bare_backend, self._added_ids, text)[0]
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def encode_plain(self, text: str, continues: bool = False) -> list[int]:
@@ -81,15 +82,39 @@ class Tokenizer:
         Text that `continues` other text gets no blank before it from a tokenizer that puts one before a text. Raises
         ModelError if this tokenizer cannot spell it out.
         """
+        if len(text) > PIECE and self._in_pieces:
+            return [i for ids, _ in self.pieces(text, continues) for i in ids]
         if continues and self._bare_backend is not None:
-            ids = _continued(self._spelling_backend, self._bare_backend, self._added_ids, text)
-            return self._checked(ids)
+            return self._checked(self._spell(text, continues)[0])
         with quiet_transformers():  # it warns of lengths that are none of its business here
             ids = list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
         if self.control_ids.isdisjoint(ids):
             return ids
-        ids = self._spelling_backend.encode(text, add_special_tokens=False).ids if self._spelling_backend else ids
-        return self._checked(ids)
+        return self._checked(self._spell(text, continues)[0] if self._spelling_backend else ids)
+
+    def pieces(self, text: str, continues: bool = False) -> Iterator[tuple[list[int], int]]:
+        """The ids of `encode_plain` in pieces, each with the character at which it ends: of a long text, many."""
+        if len(text) > PIECE and self._in_pieces:
+            for ids, end in encoded_pieces(self._spell, text, continues):
+                yield self._checked(ids), end
+        else:
+            yield self.encode_plain(text, continues), len(text)
+
+    def end_of(self, text: str, count: int) -> tuple[list[int], int] | None:
+        """The last ids of `encode_plain`, `count` or more, and the character where they begin.
+
+        None where they can only be told by encoding all of the text.
+        """
+        end = encoded_end(self._spell, text, count) if self._in_pieces else None
+        return None if end is None else (self._checked(end[0]), end[1])
+
+    def _spell(self, text: str, continues: bool) -> tuple[list[int], Spans]:
+        """Ids of a plain text and their characters, by backends that know no control token."""
+        if continues and self._bare_backend is not None:
+            return _continued(self._spelling_backend, self._bare_backend, self._added_ids, text)
+        assert self._spelling_backend is not None
+        encoded = self._spelling_backend.encode(text, add_special_tokens=False)
+        return encoded.ids, encoded.offsets
 
     def _checked(self, ids: list[int]) -> list[int]:
         """`ids`; ModelError if there is a control token among them."""
@@ -133,6 +158,11 @@ class Tokenizer:
         return spec
 
     @cached_property
+    def _in_pieces(self) -> bool:
+        """Whether a long text has the same ids when it is encoded piece by piece."""
+        return self._spelling_spec is not None and self._spelling_spec["model"]["type"] == "BPE"
+
+    @cached_property
     def _spelling_backend(self) -> Any | None:
         """The same tokenizer without its control tokens, so that none of them can be matched in a text."""
         return None if self._spelling_spec is None else _backend_of(self._spelling_spec)
@@ -166,10 +196,12 @@ def _unprefixed(part: dict[str, Any] | None) -> dict[str, Any] | None:
     return part
 
 
-def _continued(backend: Any, bare: Any, added: frozenset[int], text: str) -> list[int]:
-    """Ids of a text that goes on from another: `bare` up to its first added token, then as `backend` has it."""
+def _continued(backend: Any, bare: Any, added: frozenset[int], text: str) -> tuple[list[int], Spans]:
+    """Ids and characters of a text that goes on: `bare` up to its first added token, then as `backend` has it."""
     encoded = backend.encode(text, add_special_tokens=False)
     at = next((place for place, token in enumerate(encoded.ids) if token in added), None)
     end = len(text) if at is None else encoded.token_to_chars(at)[0]
-    begun = list(bare.encode(text[:end], add_special_tokens=False).ids)
-    return begun if at is None else begun + encoded.ids[at:]
+    begun = bare.encode(text[:end], add_special_tokens=False)
+    if at is None:
+        return begun.ids, begun.offsets
+    return begun.ids + encoded.ids[at:], begun.offsets + encoded.offsets[at:]

@@ -36,7 +36,7 @@ def calibrate(model: LanguageModel, text: str, progress: Progress | None = None)
     frame = make_frame(model.tokenizer, model.end_ids)
     # The repeat input has positions after the text's own: as many again, or a chunk's.
     room = model.geometry.max_positions - len(frame.prefix_ids) - len(frame.seam.after_ids)
-    ids = context_ids(model.tokenizer, frame, text)[: max(1, room // 2, room - 2 * KVzip().chunk)]
+    ids = context_ids(model.tokenizer, frame, text, max(1, room // 2, room - 2 * KVzip().chunk))
     if not text.strip():
         raise DocumentError("the text to calibrate with is blank")
     prompt = [*frame.prefix_ids, *ids]
