@@ -81,7 +81,9 @@ A summary goes to stderr. `--json` prints it as one object (and cannot be combin
 Answers questions from an archive. Each starts from the archive alone: neither the order of the questions nor earlier
 answers change anything. Questions are arguments, or come from `--questions`: one a line, blank lines skipped; or, if
 the first of them begins with `{`, one JSON object a line with the string `question` and perhaps an `id`, a string or
-integer. Without an id questions are numbered from 1. Other fields are ignored.
+integer. Without an id questions are numbered from 1. Other fields are ignored. A line ends at LF, CR LF or CR. A file
+is read as a whole before the first answer; from a pipe each question is answered as it comes, however many follow
+(with `--batch-size N`, as soon as N have come), and a line that cannot be used ends the command when it is reached.
 
 The answer is written to stdout as it is generated, and ends with a line break. Statistics follow on stderr; with
 several questions each one is shown there before its answer. A question that cannot be asked (empty, or too long) is

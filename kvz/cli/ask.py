@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Optional
 
@@ -25,7 +27,7 @@ from kvz.cli.decode_options import (
 )
 from kvz.cli.open_session import check_compile, open_session
 from kvz.cli.options import ArchivePath, DeviceOption, JsonOption, ModelOption, QuietOption
-from kvz.cli.questions import Question, read_questions
+from kvz.cli.questions import Question, Questions, read_questions
 from kvz.cli.signals import raise_lost
 from kvz.defaults import MAX_NEW_TOKENS
 from kvz.errors import ArchiveError, QuestionError, UsageError
@@ -84,16 +86,16 @@ def ask(
     """
     if turns is not None and (questions or file is not None):
         raise UsageError("--turns has its own questions; leave the others out")
-    asked = read_questions(questions or [], file if turns is None else turns)
     slots = _slots(batch_size)
     if turns is not None and slots != 1:
         raise UsageError("the turns of a conversation wait for each other; leave --batch-size out")
+    asked = read_questions(questions or [], file if turns is None else turns)
     _refuse_mistakes(archive, asked, as_json)
-    if file is None and turns is None and len(asked) > 1 and not quiet and all(_is_word(q.text) for q in asked):
-        console.note(f"kvz: {len(asked)} questions of one word each; a question of several words needs quotes")
+    if questions and asked.several and not quiet and all(_is_word(q.text) for q in asked.known):
+        console.note(f"kvz: {len(asked.known)} questions of one word each; a question of several words needs quotes")
     from kvz.archive import load
     from kvz.cache.index import check_page_size
-    from kvz.decode.batch import automatic_size
+    from kvz.decode.batch import MOST_SLOTS, automatic_size
     from kvz.decode.conversation import Conversation
     from kvz.decode.decoding import Decoding
     from kvz.decode.sampling import Sampling
@@ -106,12 +108,13 @@ def ask(
     loaded = load(archive, verify=not no_verify, mmap=mmap)
     progress = console.terminal_progress(quiet)
     session = open_session(loaded, decoding, model, device, compile_steps, progress)
-    if slots != 1 and len(asked) > 1:
-        size = slots or automatic_size(session, [question.text for question in asked], max_new_tokens)
-        failed = _ask_together(session, asked, min(size, len(asked)), policy == "auto", settings)
+    if slots != 1 and asked.several:
+        ahead = asked.look_ahead(slots or MOST_SLOTS)
+        size = slots or automatic_size(session, [question.text for question in ahead], max_new_tokens)
+        failed = _ask_together(session, asked, min(size, len(ahead)), policy == "auto", settings)
     else:
         asker = session if turns is None else Conversation(session)
-        failed = sum(not _ask_alone(asker, question, settings, len(asked)) for question in asked)
+        failed = sum(not _ask_alone(asker, question, settings, asked.several) for question in asked)
     if failed:
         raise typer.Exit(1)
 
@@ -140,26 +143,26 @@ def _is_word(text: str) -> bool:
     return len(text.split()) < 2 and all(letter < _THAI for letter in text)
 
 
-def _refuse_mistakes(archive: str, asked: list[Question], as_json: bool) -> None:
+def _refuse_mistakes(archive: str, asked: Questions, as_json: bool) -> None:
     """Refuse what can only be meant otherwise, before anything is loaded."""
     if archive == "-":
         raise UsageError("an archive cannot come through a pipe; give a file")
     if not os.path.exists(archive):
-        if any(q.text.endswith(".kvz") and os.path.exists(q.text) for q in asked):
+        if any(q.text.endswith(".kvz") and os.path.exists(q.text) for q in asked.known):
             raise UsageError(f"no such archive: {archive}; the archive comes first, then the question")
         raise ArchiveError(f"no such archive: {archive}")
-    if any(q.text == "-" for q in asked):
+    if any(q.text == "-" for q in asked.known):
         raise UsageError("to read questions from standard input, give --questions -")
-    if len(asked) == 1 and not asked[0].text.strip():
+    if not asked.several and not asked.known[0].text.strip():
         error = QuestionError("the question is empty")
         if as_json:
-            console.emit_json(failure_json(asked[0], error))
+            console.emit_json(failure_json(asked.known[0], error))
         raise error
 
 
-def _ask_alone(asker: Session | Conversation, question: Question, settings: _Settings, count: int) -> bool:
+def _ask_alone(asker: Session | Conversation, question: Question, settings: _Settings, several: bool) -> bool:
     """Ask one question and print what comes of it as it comes; False if it could not be asked."""
-    _announce(question, settings, count)
+    _announce(question, settings, several)
     plain = PlainAnswer()
 
     def stream(piece: str) -> None:
@@ -170,7 +173,7 @@ def _ask_alone(asker: Session | Conversation, question: Question, settings: _Set
     try:
         answer = asker.ask(question.text, settings.limit, settings.sampling, stream)
     except QuestionError as error:
-        _report(question, error, settings.as_json, count)
+        _report(question, error, settings.as_json, several)
         return False
     except BaseException:  # a signal's too: what is said of it gets a line of its own
         plain.end_line()
@@ -184,38 +187,53 @@ def _ask_alone(asker: Session | Conversation, question: Question, settings: _Set
     return True
 
 
-def _ask_together(session: Session, asked: list[Question], size: int, free: bool, settings: _Settings) -> int:
+def _ask_together(session: Session, asked: Questions, size: int, free: bool, settings: _Settings) -> int:
     """Ask questions side by side and print answers in their order; how many could not be asked.
 
-    `free` to choose how the archive is read, what is less to read for all of them is chosen.
+    `free` to choose how the archive is read, what is less to read for all of them is chosen. A pipe is read as far as
+    there is room, and where it cannot be used, that is said after the answers to what came before.
     """
+    from kvz.decode.batch import ask_batch
+
     reading = session.reading_together(size) if free and size > 1 else session.reading
     if reading.policy != session.policy and not settings.quiet:
         console.note("kvz: read once for all the batch, all pairs are less than what each question would choose")
-    texts = [question.text for question in asked]
-    answers = session.ask_all(texts, settings.limit, settings.sampling, size, reading)
+    waiting: deque[Question] = deque()
+    broken: list[QuestionError] = []
+
+    def texts() -> Iterator[str]:
+        try:
+            for question in asked:
+                waiting.append(question)
+                yield question.text
+        except QuestionError as error:
+            broken.append(error)
+
     failed = 0
-    for question, answer in zip(asked, answers, strict=True):
+    for answer in ask_batch(session, texts(), size, settings.limit, settings.sampling, reading):
         raise_lost()
-        _announce(question, settings, len(asked))
+        question = waiting.popleft()
+        _announce(question, settings, several=True)
         if isinstance(answer, QuestionError):
             failed += 1
-            _report(question, answer, settings.as_json, len(asked))
+            _report(question, answer, settings.as_json, several=True)
         else:
             show_answer(question, answer, settings.as_json, settings.quiet)
+    if broken:
+        raise broken[0]
     return failed
 
 
-def _announce(question: Question, settings: _Settings, count: int) -> None:
+def _announce(question: Question, settings: _Settings, several: bool) -> None:
     """Say which of several questions is being answered."""
-    if count > 1 and not settings.as_json and not settings.quiet:
+    if several and not settings.as_json and not settings.quiet:
         console.note(f"[{question.id}] {question.text}")
 
 
-def _report(question: Question, error: QuestionError, as_json: bool, count: int) -> None:
+def _report(question: Question, error: QuestionError, as_json: bool, several: bool) -> None:
     """Say that a question could not be asked; a single one ends the command."""
     if as_json:
         console.emit_json(failure_json(question, error))
-    if count == 1:
+    if not several:
         raise error
     console.note(f"kvz: question {question.id}: {error}")

@@ -24,12 +24,13 @@ from kvz.cli.decode_options import (
     TopKOption,
     TopPOption,
 )
+from kvz.cli.lines import Readable, read_lines
 from kvz.cli.open_session import check_compile, open_session
 from kvz.cli.options import ArchivePath, DeviceOption, JsonOption, ModelOption, QuietOption
 from kvz.cli.signals import is_final
 from kvz.cli.talk import Talk, outlives
 from kvz.defaults import MAX_NEW_TOKENS
-from kvz.errors import QuestionError, UsageError
+from kvz.errors import UsageError
 
 __all__ = ["chat"]
 
@@ -135,8 +136,6 @@ def _typed() -> str:
 
 
 def _piped() -> Iterator[str]:
-    for number, line in enumerate(sys.stdin.buffer, 1):
-        try:
-            yield line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
-        except UnicodeDecodeError:
-            raise QuestionError(f"standard input, line {number}: not UTF-8; convert it with iconv") from None
+    stream: Readable = sys.stdin.buffer  # type: ignore[assignment]
+    for _, line in read_lines(stream, "standard input"):
+        yield line

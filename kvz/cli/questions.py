@@ -1,16 +1,23 @@
-"""Questions from arguments, from a file of lines, or from JSONL."""
+"""Questions from arguments, from a file of lines, or from JSONL; from a pipe as they come."""
 
 from __future__ import annotations
 
 import json
+import re
+import stat
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
+from kvz.cli.lines import Readable, read_lines
 from kvz.errors import QuestionError, UsageError
 
-__all__ = ["Question", "read_questions"]
+__all__ = ["Question", "Questions", "read_questions"]
+
+_MOST_BYTES = 1 << 28  # of a file, which is read as a whole
+_ARRAY = re.compile(r'\[\s*(\{.*|\]|".*"\s*[,\]]*|)')  # how the first line of one begins
 
 
 @dataclass(frozen=True)
@@ -21,39 +28,116 @@ class Question:
     text: str
 
 
-def read_questions(arguments: Sequence[str], file: str | None) -> list[Question]:
+@dataclass
+class Questions:
+    """Questions in their order: those that are `known`, then those that come through a pipe, if there are `several`."""
+
+    known: list[Question]
+    several: bool
+    _coming: Iterator[Question] = field(default_factory=lambda: iter(()))
+
+    def __iter__(self) -> Iterator[Question]:
+        """Each question once, taken from the pipe when it is asked for."""
+        known, self.known = self.known, []
+        yield from known
+        yield from self._coming
+
+    def look_ahead(self, count: int) -> list[Question]:
+        """All questions if they are known, else the next ones, `count` at most, which are waited for."""
+        self.known += islice(self._coming, max(0, count - len(self.known)))
+        return self.known
+
+
+def read_questions(arguments: Sequence[str], file: str | None) -> Questions:
     """Questions given as arguments, or one a line in `file` ("-": standard input), as text or as JSON objects.
 
-    Ids are numbers from 1 unless a JSON object has an `id`. Raises UsageError for none or both, and QuestionError,
-    naming the line, for a file that cannot be used.
+    Ids are numbers from 1 unless a JSON object has an `id`. A file is read as a whole, and a pipe as questions are
+    taken from it, of which the first is waited for. Raises UsageError for none or both, and QuestionError, naming the
+    line, for a file that cannot be used: of a pipe, when its questions up to there have been taken.
     """
     if bool(arguments) == (file is not None):
         raise UsageError("give questions as arguments, or a file of them with --questions or --turns, one of these")
     if file is None:
-        return [Question(number, text) for number, text in enumerate(arguments, 1)]
-    text = _read(file)
-    lines = [(n, line) for n, line in enumerate(text.split("\n"), 1) if line.strip()]
-    if not lines:
+        return Questions([Question(number, text) for number, text in enumerate(arguments, 1)], len(arguments) > 1)
+    if file != "-" and _is_regular(file):
+        lines = list(_file_lines(file))
+        if lines and _is_array("\n".join(line for _, line in lines)):
+            raise _array_error(file)
+        known = list(_parsed(iter(lines), file))
+        coming: Iterator[Question] = iter(())
+    else:
+        coming = _parsed(_piped_lines(file), file)
+        known = list(islice(coming, 1))
+    if not known:
         raise QuestionError(f"{_shown(file)} holds no question")
-    if _is_array(text):
-        raise QuestionError(f"{_shown(file)} is a JSON array; write one object a line instead (JSONL)")
-    if lines[0][1].lstrip().startswith("{"):
-        return [_from_json(line, number, order, file) for order, (number, line) in enumerate(lines, 1)]
-    return [Question(order, line.strip()) for order, (_, line) in enumerate(lines, 1)]
+    return Questions(known, len(known) > 1 or not _is_regular(file), coming)
 
 
-def _read(file: str) -> str:
+def _parsed(lines: Iterator[tuple[int, str]], file: str) -> Iterator[Question]:
+    """The questions of numbered lines: JSON objects if the first is one."""
+    order, as_json = 0, False
+    for number, line in lines:
+        if not line.strip():
+            continue
+        as_json = line.lstrip().startswith("{") if order == 0 else as_json
+        order += 1
+        yield _from_json(line, number, order, file) if as_json else Question(order, line.strip())
+
+
+def _is_regular(file: str) -> bool:
+    """Whether it is a file of a known size; what cannot be looked at is left to who opens it."""
     try:
-        if file == "-" and sys.stdin is None:
-            raise QuestionError("standard input is closed; give a file of questions")
-        data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
-        return data.decode("utf-8-sig")
-    except FileNotFoundError:
-        raise QuestionError(f"no such file of questions: {file}") from None
-    except UnicodeDecodeError as error:
-        raise QuestionError(f"{_shown(file)} is not UTF-8 at byte {error.start}; convert it with iconv") from None
+        return file != "-" and stat.S_ISREG(Path(file).stat().st_mode)
+    except (OSError, ValueError):
+        return False
+
+
+def _file_lines(file: str) -> Iterator[tuple[int, str]]:
+    try:
+        path = Path(file)
+        if path.stat().st_size > _MOST_BYTES:
+            raise QuestionError(
+                f"{file} is more than {_MOST_BYTES >> 20} MiB; to have its questions answered as they are read, give "
+                f"them through standard input: --questions - < {file}"
+            )
+        with path.open("rb") as stream:
+            yield from read_lines(stream, file)
+    except OSError as error:
+        raise _unreadable(file, error) from error
+
+
+def _piped_lines(file: str) -> Iterator[tuple[int, str]]:
+    """Lines of a pipe; its first one says whether it is a JSON array."""
+    first = True
+    try:
+        for number, line in _pipe_lines(file):
+            if first and line.strip() and _ARRAY.fullmatch(line.strip()):
+                raise _array_error(file)
+            first = first and not line.strip()
+            yield number, line
     except (OSError, ValueError) as error:
-        raise QuestionError(f"cannot read {_shown(file)}: {getattr(error, 'strerror', None) or error}") from error
+        raise _unreadable(file, error) from error
+
+
+def _pipe_lines(file: str) -> Iterator[tuple[int, str]]:
+    if file != "-":
+        with open(file, "rb") as stream:
+            yield from read_lines(stream, file)
+    elif sys.stdin is None:
+        raise QuestionError("standard input is closed; give a file of questions")
+    else:
+        standard: Readable = sys.stdin.buffer  # type: ignore[assignment]
+        yield from read_lines(standard, _shown(file))
+
+
+def _unreadable(file: str, error: OSError | ValueError) -> QuestionError:
+    if isinstance(error, FileNotFoundError):
+        return QuestionError(f"no such file of questions: {file}")
+    return QuestionError(f"cannot read {_shown(file)}: {getattr(error, 'strerror', None) or error}")
+
+
+def _array_error(file: str) -> QuestionError:
+    return QuestionError(f"{_shown(file)} is a JSON array; write one object a line instead (JSONL)")
 
 
 def _is_array(text: str) -> bool:

@@ -25,9 +25,9 @@ from kvz.decode.session import Session
 from kvz.errors import QuestionError, UsageError
 from kvz.memory import free_bytes
 
-__all__ = ["ask_batch", "automatic_size", "check_size"]
+__all__ = ["MOST_SLOTS", "ask_batch", "automatic_size", "check_size"]
 
-_MOST = 16  # slots that are worth it: beyond, a step costs as much more as it does more
+MOST_SLOTS = 16  # slots that are worth it: beyond, a step costs as much more as it does more
 _PASS = 1024  # tokens of questions that are read together
 Key = TypeVar("Key")
 
@@ -59,7 +59,7 @@ def automatic_size(
     tokens = min(longest + around + max_new_tokens, model.geometry.max_positions)
     slot = tokens * sum(2 * s.kv_heads * s.head_dim for s in model.geometry.shapes) * model.dtype.itemsize
     free = free_bytes(model.device)
-    return max(1, min(_MOST, len(questions), free // 4 // slot))  # twice: while slots grow, the old ones are there
+    return max(1, min(MOST_SLOTS, len(questions), free // 4 // slot))  # twice: while slots grow, the old ones are there
 
 
 def check_size(size: int) -> None:

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import io
+import json
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from kvz.cli.lines import read_lines
 from kvz.cli.questions import Question, read_questions
 from kvz.errors import QuestionError
 from tests.cli.conftest import Run
+from tests.cli.harness import finish, spawn
 
 FEW = ("--max-new-tokens", 2, "-q", "--json")
 
@@ -21,23 +29,49 @@ def write(tmp_path: Path, data: bytes) -> str:
 
 def test_lines_are_numbered_and_blank_ones_left_out(tmp_path: Path) -> None:
     file = write(tmp_path, "\ufeffWho?\r\n\n  When and where? \n".encode())
-    assert read_questions([], file) == [Question(1, "Who?"), Question(2, "When and where?")]
+    assert list(read_questions([], file)) == [Question(1, "Who?"), Question(2, "When and where?")]
+
+
+LINES = b"Who?\rWhen?\r\n\r\rWhat?\n"
+
+
+def test_a_carriage_return_ends_a_line(run: Run, archive: Path, tmp_path: Path) -> None:
+    file = write(tmp_path, LINES)
+    assert [question.text for question in read_questions([], file)] == ["Who?", "When?", "What?"]
+    piped = run("ask", archive, "--questions", "-", *FEW, stdin=LINES).succeeded()
+    assert [answer["question"] for answer in piped.objects] == ["Who?", "When?", "What?"]
+    talk = run("chat", archive, *FEW, stdin=LINES).succeeded()
+    assert [answer["question"] for answer in talk.objects] == ["Who?", "When?", "What?"]
+
+
+@given(st.lists(st.sampled_from(["a", "数", "\r", "\n", "\r\n", ""]), max_size=12), st.integers(1, 4))
+def test_lines_are_those_of_the_whole_however_they_come(parts: list[str], size: int) -> None:
+    data = "".join(parts).encode()
+    chunks = [data[at : at + size] for at in range(0, len(data), size)]
+
+    class Pipe:
+        def read1(self, most: int, /) -> bytes:
+            return chunks.pop(0) if chunks else b""
+
+    expected = io.StringIO(data.decode(), newline=None).read().split("\n")
+    expected = expected[:-1] if not expected[-1] else expected
+    assert list(read_lines(Pipe(), "pipe")) == list(enumerate(expected, 1))
 
 
 def test_jsonl_keeps_its_ids(tmp_path: Path) -> None:
     file = write(
         tmp_path, b'{"id": "a", "question": "Who?"}\n{"question": "When?", "more": 1}\n{"id": 7, "question": "?"}'
     )
-    assert read_questions([], file) == [Question("a", "Who?"), Question(2, "When?"), Question(7, "?")]
+    assert list(read_questions([], file)) == [Question("a", "Who?"), Question(2, "When?"), Question(7, "?")]
 
 
 @pytest.mark.parametrize("separator", ["\u2028", "\u2029", "\x85", "\x1c"])
-def test_only_line_feeds_end_a_line(tmp_path: Path, separator: str) -> None:
+def test_only_line_feeds_and_carriage_returns_end_a_line(tmp_path: Path, separator: str) -> None:
     text = f"Who{separator}keeps it?"
-    assert read_questions([], write(tmp_path, text.encode())) == [Question(1, text)]
+    assert list(read_questions([], write(tmp_path, text.encode()))) == [Question(1, text)]
     if separator != "\x1c":
         file = write(tmp_path, f'{{"question": "{text}"}}\n'.encode())
-        assert read_questions([], file) == [Question(1, text)]
+        assert list(read_questions([], file)) == [Question(1, text)]
 
 
 @pytest.mark.parametrize(
@@ -124,3 +158,84 @@ def test_a_blank_question_among_others_is_reported(run: Run, archive: Path, tmp_
     assert outcome.status == 1
     assert [("error" in o, o["id"]) for o in outcome.objects] == [(True, "a"), (False, "b")]
     assert "question a" in outcome.err
+
+
+class Endless(io.RawIOBase):
+    """A pipe that never ends: `unit` again and again; `taken` counts its bytes."""
+
+    def __init__(self, unit: bytes) -> None:
+        self.unit = unit
+        self.taken = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        whole = (self.unit * (len(buffer) // len(self.unit) + 1))[: len(buffer)]
+        buffer[:] = whole
+        self.taken += len(buffer)
+        return len(buffer)
+
+
+def give(monkeypatch: pytest.MonkeyPatch, unit: bytes) -> Endless:
+    """Make standard input one that never ends."""
+    pipe = Endless(unit)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BufferedReader(pipe), encoding="utf-8"))
+    return pipe
+
+
+def test_questions_without_an_end_are_read_as_they_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = give(monkeypatch, b"Who?\n")
+    asked = iter(read_questions([], "-"))
+    assert [next(asked) for _ in range(3)] == [Question(1, "Who?"), Question(2, "Who?"), Question(3, "Who?")]
+    assert pipe.taken <= 1 << 17
+    for _ in range(100_000):
+        last = next(asked)
+    assert last == Question(100_003, "Who?")
+    assert pipe.taken <= 5 * 100_003 + (1 << 17)
+
+
+def test_a_line_without_an_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = give(monkeypatch, b"Who? ")
+    with pytest.raises(QuestionError, match="standard input, line 1 is longer than 16 MiB"):
+        read_questions([], "-")
+    assert pipe.taken < 1 << 25
+
+
+@pytest.mark.parametrize("options", [("--questions", "-"), ("--turns", "-")])
+def test_a_question_is_answered_before_the_next_one_comes(archive: Path, options: tuple[str, str]) -> None:
+    process = spawn("ask", str(archive), *options, *map(str, FEW), stdin=subprocess.PIPE)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    for text in ("Who?", "When?"):
+        process.stdin.write(f"{text}\n".encode())
+        process.stdin.flush()
+        assert json.loads(process.stdout.readline())["question"] == text
+    assert finish(process).status == 0
+
+
+def test_what_comes_before_a_line_that_cannot_be_used_is_answered(run: Run, archive: Path) -> None:
+    stdin = b'{"question": "Who?"}\n{"question": "When?"}\nWhat?\n'
+    for batch in ((), ("--batch-size", 2)):
+        outcome = run("ask", archive, "--questions", "-", *FEW, *batch, stdin=stdin)
+        assert outcome.status == 1
+        assert [answer["question"] for answer in outcome.objects] == ["Who?", "When?"]
+        assert "standard input, line 3: not JSON" in outcome.err
+
+
+@pytest.mark.parametrize("size", [2, "auto"])
+def test_a_batch_takes_questions_from_a_pipe(run: Run, archive: Path, size: object) -> None:
+    stdin = b"".join(b"Question %d?\n" % number for number in range(40))
+    outcome = run("ask", archive, "--questions", "-", "--batch-size", size, *FEW, stdin=stdin).succeeded()
+    assert [answer["id"] for answer in outcome.objects] == list(range(1, 41))
+
+
+@pytest.mark.parametrize("text", ['[{"question": "Who?"}]', "\n [\n  {\n", '["Who?",\n "When?"]', "[]", '["Who?"]'])
+def test_a_json_array_in_a_pipe_is_refused(run: Run, archive: Path, text: str) -> None:
+    run("ask", archive, "--questions", "-", stdin=text.encode()).failed("JSON array", "JSONL")
+
+
+@pytest.mark.parametrize("text", ["[1] says what?\nWhy?", "[Who?]\n[Why?]"])
+def test_lines_of_a_pipe_that_begin_with_a_bracket_are_questions(run: Run, archive: Path, text: str) -> None:
+    answers = run("ask", archive, "--questions", "-", *FEW, stdin=text.encode()).succeeded().objects
+    assert [answer["question"] for answer in answers] == text.split("\n")
