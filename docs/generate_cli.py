@@ -57,8 +57,9 @@ Reads a document, keeps the share `-r` of its key/value pairs (0.3 unless given,
 an archive. The default output is DOC with the suffix `.kvz`, in the folder of DOC; a document from stdin needs `-o`. An
 existing archive is replaced only with `-f`. The archive appears under its name when it is complete, or not at all.
 
-The document is UTF-8 text; PDF, ZIP (docx, epub), gzip, UTF-16 and binary files are refused. One that is too long for
-the model is refused too, unless `--truncate` says which part to leave out; then 512 positions, or an eighth of the
+The document is UTF-8 text of at most 256 MiB, in which the line ends CR LF and CR are read as LF; `--keep-newlines`
+keeps them, as tokens of their own. PDF, ZIP (docx, epub), gzip, UTF-16 and binary files are refused. One that is too
+long for the model is refused too, unless `--truncate` says which part to leave out; then 512 positions, or an eighth of the
 model's if that is less, are left for question and answer. The archive is in the dtype that the model runs in: with
 `--dtype auto`, bfloat16 where the device is fast at it, else float32.
 
@@ -71,6 +72,7 @@ A summary goes to stderr. `--json` prints it as one object (and cannot be combin
 | `model`, `dtype` | id of the model, and dtype of the pairs |
 | `context_tokens`, `prefix_tokens` | tokens of the document, and of the chat template before it |
 | `dropped_tokens`, `truncated` | tokens left out, and the part they were: `head`, `middle`, `tail` or null |
+| `newlines_replaced` | line ends CR LF and CR of the document that were read as LF |
 | `dropped_estimated` | whether that number is an estimate: of a huge document only what is needed is encoded |
 | `pairs_kept`, `pairs_total` | pairs of the document kept, and of how many |
 | `kv_bytes_full`, `kv_bytes_kept` | bytes of the cache before and after, prefix included |

@@ -43,6 +43,7 @@ def compress(
     protect: str | Sequence[str | tuple[int | None, int | None]] = (),
     system: str | None = None,
     truncate: str | None = None,
+    keep_newlines: bool = False,
     include_text: bool = True,
     offload: bool = False,
     index: IndexPlan | None = None,
@@ -56,10 +57,11 @@ def compress(
     if it looks like a path to one that does not. `model` is a hub id, a folder, a `.gguf` file, a loaded model, or None
     for the embedded default. `ratio` is the share of context pairs KEPT (0.3 if neither it nor `budget`, pairs a head
     on average, is given). `protect` names what every head keeps: ranges (start, end) of context tokens, or texts, each
-    wherever it occurs. `index` says which selection indexes are stored. Raises a KvzError.
+    wherever it occurs. Line ends CR LF and CR are read as LF unless `keep_newlines`. `index` says which selection
+    indexes are stored. Raises a KvzError.
     """
     progress = progress or Progress()
-    source = _document(document)
+    source = _document(document, keep_newlines)
     recipe = make_recipe(
         ratio=ratio,
         budget=budget,
@@ -93,6 +95,7 @@ def compress_document(source: Document, model: LanguageModel, recipe: Recipe, pr
     parameters = parameters_of(recipe, model, frame, len(ids))
     _check_offload(recipe, model)
     _warn(model, whole, len(prompt), progress)
+    _say_newlines(source, progress)
     progress.start("prefill", len(prompt), "tokens")
     with timings.phase("prefill"):
         slack = recipe.method.replayed(len(ids))
@@ -127,15 +130,21 @@ def _warn(model: LanguageModel, whole: bool, used: int, progress: Progress) -> N
         progress.say(f"only {left} of the model's positions are left for a question and its answer")
 
 
-def _document(document: str | Path) -> Document:
+def _say_newlines(source: Document, progress: Progress) -> None:
+    if source.newlines:
+        lines = "1 line end" if source.newlines == 1 else f"{source.newlines:,} line ends"
+        progress.say(f"{lines} CR LF or CR read as LF; --keep-newlines keeps them as they are")
+
+
+def _document(document: str | Path, keep_newlines: bool) -> Document:
     if isinstance(document, Path):
-        return read_document(document)
+        return read_document(document, keep_newlines)
     one_line = "\n" not in document and 0 < len(document) < 1024
     if one_line and _is_file(document):
-        return read_document(document)
+        return read_document(document, keep_newlines)
     if one_line and _LIKE_A_PATH.search(document):
         raise DocumentError(f"no such document: {document} (to compress these very characters, add a line break)")
-    return document_from_text(document)
+    return document_from_text(document, keep_newlines=keep_newlines)
 
 
 def _is_file(name: str) -> bool:

@@ -72,6 +72,7 @@ def manifest_of(
             truncated=recipe.truncate if excerpt.dropped else None,
             dropped_tokens=excerpt.dropped,
             dropped_estimated=excerpt.estimated,
+            newlines_replaced=source.newlines,
         ),
         compression=CompressionInfo(
             method=recipe.method.name,

@@ -106,6 +106,9 @@ def compress(
         Optional[str],  # noqa: UP045
         typer.Option(metavar="PART", help="If the document is too long, leave out its head, middle or tail."),
     ] = None,
+    keep_newlines: Annotated[
+        bool, typer.Option("--keep-newlines", help="Keep line ends CR LF and CR, which are read as LF otherwise.")
+    ] = False,
     index: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(
@@ -141,7 +144,7 @@ def compress(
     from kvz.scoring.budget import Budget
 
     Budget.of_options(ratio, budget)  # numbers that make no sense are told before torch is loaded
-    source = read_document(document)
+    source = read_document(document, keep_newlines)
     from kvz.cache.index import make_index_plan
     from kvz.compression import compress_document
     from kvz.models.language_model import load_model

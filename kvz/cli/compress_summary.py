@@ -32,6 +32,7 @@ def summary_of(archive: Archive, target: Path | None, written: int, phases: dict
         "prefix_tokens": prompt.prefix_tokens,
         "dropped_tokens": manifest.source.dropped_tokens,
         "dropped_estimated": manifest.source.dropped_estimated,
+        "newlines_replaced": manifest.source.newlines_replaced,
         "truncated": manifest.source.truncated,
         "pairs_kept": info.pairs_kept,
         "pairs_total": info.pairs_total,

@@ -69,12 +69,14 @@ def _facts(opened: ArchiveFile) -> dict[str, str]:
     options = " ".join(f"{key}={value}" for key, value in info.parameters.items())
     sharing = " ".join(f"{key}={value}" for key, value in info.allocation_parameters.items())
     sizes = archive_bytes(opened.header)
+    newlines = m.source.newlines_replaced
+    replaced = f", {wording.quantity(newlines)} line ends read as LF" if newlines else ""
     dropped = wording.quantity(m.source.dropped_tokens, m.source.dropped_estimated)
     cut = f", {m.source.truncated} cut by {dropped}" if m.source.truncated else ""
     return {
         "archive": f"{opened.path} ({wording.size(opened.header.file_size)}, "
         f"format {opened.header.metadata['kvz_version']}, by {m.creator.name} {m.creator.version})",
-        "document": f"{m.source.name} ({wording.size(m.source.bytes)}, sha256 {m.source.sha256[:16]}...)",
+        "document": f"{m.source.name} ({wording.size(m.source.bytes)}, sha256 {m.source.sha256[:16]}...{replaced})",
         "text": "token ids included: the text can be read back" if m.source.text_included else "left out",
         "tokens": f"{m.prompt.prefix_tokens} prefix + {wording.quantity(m.prompt.context_tokens)} context{cut}",
         "model": f"{m.model.id} ({m.model.architecture}, {m.model.dtype}"

@@ -91,7 +91,8 @@ class PromptInfo(Struct, frozen=True):
 class SourceInfo(Struct, frozen=True):
     """The document. `truncated` names the part that was left out, `dropped_tokens` how many tokens it had.
 
-    That is an estimate where `dropped_estimated`.
+    That is an estimate where `dropped_estimated`. `newlines_replaced` counts line ends CR LF and CR that were read
+    as LF.
     """
 
     name: str
@@ -101,6 +102,7 @@ class SourceInfo(Struct, frozen=True):
     truncated: str | None = None
     dropped_tokens: Count = 0
     dropped_estimated: bool = False
+    newlines_replaced: Count = 0
 
 
 class CompressionInfo(Struct, frozen=True):

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from kvz.documents import line_feeds
 from kvz.errors import UsageError
 from kvz.models.tokenizer import Tokenizer
 
@@ -58,7 +59,7 @@ def protected_tokens(tokenizer: Tokenizer, ids: Sequence[int], protect: Sequence
     if texts := [item for item in protect if isinstance(item, str)]:
         text, starts, ends = _characters(tokenizer, ids)
         for wanted in texts:
-            mask |= _tokens_of(wanted, text, starts, ends)
+            mask |= _tokens_of(wanted if wanted in text else line_feeds(wanted), text, starts, ends)
     return mask
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -9,6 +10,8 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from typing import Any
+
+import pytest
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 COMMAND = [sys.executable, "-m", "kvz.cli.main"]
@@ -68,3 +71,27 @@ def react_to_interrupts() -> None:
 def finish(process: subprocess.Popen[bytes]) -> Outcome:
     out, err = process.communicate(timeout=TIMEOUT)
     return Outcome(process.returncode, out or b"", (err or b"").decode())
+
+
+class Endless(io.RawIOBase):
+    """A pipe that never ends: `unit` again and again; `taken` counts its bytes."""
+
+    def __init__(self, unit: bytes) -> None:
+        self.unit = unit
+        self.taken = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        whole = (self.unit * (len(buffer) // len(self.unit) + 1))[: len(buffer)]
+        buffer[:] = whole
+        self.taken += len(buffer)
+        return len(buffer)
+
+
+def endless_stdin(monkeypatch: pytest.MonkeyPatch, unit: bytes) -> Endless:
+    """Make standard input one that never ends."""
+    pipe = Endless(unit)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BufferedReader(pipe), encoding="utf-8"))
+    return pipe

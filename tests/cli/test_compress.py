@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 import kvz
+from kvz.documents import line_feeds
 from kvz.models.language_model import LanguageModel
 from tests.cli.conftest import Run
 from tests.cli.harness import finish, spawn
@@ -100,8 +102,36 @@ def test_the_text_can_be_read_back_as_it_was(
 ) -> None:
     path = tmp_path / "doc.txt"
     path.write_bytes(text.encode())
-    compress(path, "-r", 1).succeeded()
+    compress(path, "-r", 1, "--keep-newlines").succeeded()
     assert text_of(out / "a.kvz", tiny) == text
+    assert kvz.load(out / "a.kvz").manifest.source.newlines_replaced == 0
+
+
+def test_line_ends_are_read_as_line_feeds(
+    compress: Run, run: Run, tmp_path: Path, out: Path, tiny: LanguageModel
+) -> None:
+    path, data = tmp_path / "doc.txt", b"The ledger\r\nis blue.\rIt is\nold.\r\n"
+    path.write_bytes(data)
+    outcome = compress(path, "-r", 1, "--protect-text", "ledger\r\nis", "--json").succeeded()
+    assert text_of(out / "a.kvz", tiny) == "The ledger\nis blue.\nIt is\nold.\n"
+    assert "3 line ends CR LF or CR read as LF; --keep-newlines" in outcome.err
+    assert outcome.objects[0]["newlines_replaced"] == 3
+    source = kvz.load(out / "a.kvz").manifest.source
+    assert (source.newlines_replaced, source.bytes) == (3, len(data))
+    assert source.sha256 == hashlib.sha256(data).hexdigest()
+    assert "3 line ends read as LF" in run("inspect", out / "a.kvz").text
+    assert "line ends" not in compress(path, "-q", "-o", out / "b.kvz").succeeded().err
+
+
+def test_the_api_reads_line_ends_as_the_command_line_does(tiny: LanguageModel, tmp_path: Path) -> None:
+    text = "The ledger\r\nis blue.\rIt is old.\n"
+    path = tmp_path / "doc.txt"
+    path.write_bytes(text.encode())
+    for document in (text, path):
+        for keep, read in ((False, line_feeds(text)), (True, text)):
+            ids = kvz.compress(document, tiny, ratio=1.0, keep_newlines=keep).token_ids
+            assert ids is not None
+            assert read in tiny.tokenizer.decode(ids.tolist())
 
 
 def test_omit_text_leaves_the_ids_out(compress: Run, text_file: Path, out: Path) -> None:

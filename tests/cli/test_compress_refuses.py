@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 from pathlib import Path
 
@@ -10,9 +11,10 @@ import pytest
 
 import kvz
 from kvz.cli import main
+from kvz.documents import read_document
 from kvz.errors import DocumentError
 from tests.cli.conftest import Run
-from tests.cli.harness import Outcome
+from tests.cli.harness import Outcome, endless_stdin
 from tests.tiny import make_model_folder
 
 DOCUMENTS = {
@@ -44,6 +46,33 @@ def test_a_document_that_is_no_text(
     else:
         compress("-", stdin=data).failed("standard input", *words)
     assert os.listdir(out) == []
+
+
+@pytest.mark.parametrize(
+    ("unit", "words", "most"),
+    [
+        (b"\0", "binary (a zero byte at offset 0)", 1 << 21),
+        (b"\xff", "not UTF-8: byte 0xff at offset 0", 1 << 21),
+        (b"The ledger is blue.\n", "standard input is longer than 256 MiB", (1 << 28) + (1 << 22)),
+    ],
+    ids=["zeros", "bytes", "text"],
+)
+def test_a_document_without_an_end(monkeypatch: pytest.MonkeyPatch, unit: bytes, words: str, most: int) -> None:
+    pipe = endless_stdin(monkeypatch, unit)
+    with pytest.raises(DocumentError, match=re.escape(words)):
+        read_document("-")
+    assert pipe.taken <= most
+
+
+def test_offsets_are_those_of_the_whole_document(tmp_path: Path) -> None:
+    path = tmp_path / "doc.txt"
+    before = b"a" * ((1 << 20) - 1) + "数".encode()
+    path.write_bytes(b"\xef\xbb\xbf" + before[:-3] + "数".encode() * 5 + b"\xff")
+    with pytest.raises(DocumentError, match=f"byte 0xff at offset {path.stat().st_size - 1};"):
+        read_document(path)
+    path.write_bytes(before + b"\0")
+    with pytest.raises(DocumentError, match=f"zero byte at offset {len(before)}"):
+        read_document(path)
 
 
 @pytest.mark.parametrize("name", ["missing.txt", "no/folder.txt", "n" * 300, "zero\0byte"])

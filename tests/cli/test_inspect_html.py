@@ -194,7 +194,7 @@ def test_a_long_document_is_cut_into_blocks_between_tokens(
 ) -> None:
     text = newline.join(["one line", "", "  another & longer one"] * 40) + "x" * 1500
     (tmp_path / "doc.txt").write_bytes(text.encode())
-    compress(tmp_path / "doc.txt", "--method", "recent").succeeded()
+    compress(tmp_path / "doc.txt", "--method", "recent", "--keep-newlines").succeeded()
     page = page_of(run, out / "a.kvz")
     assert "".join(text for *_, text in page.runs) == text.replace("\r", "␍")
     blocks = re.findall(r"<div>(<span.*?)</div>", page.source, re.DOTALL)

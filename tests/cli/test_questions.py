@@ -6,7 +6,6 @@ import io
 import json
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,7 +15,7 @@ from kvz.cli.lines import read_lines
 from kvz.cli.questions import Question, read_questions
 from kvz.errors import QuestionError
 from tests.cli.conftest import Run
-from tests.cli.harness import finish, spawn
+from tests.cli.harness import endless_stdin, finish, spawn
 
 FEW = ("--max-new-tokens", 2, "-q", "--json")
 
@@ -160,32 +159,8 @@ def test_a_blank_question_among_others_is_reported(run: Run, archive: Path, tmp_
     assert "question a" in outcome.err
 
 
-class Endless(io.RawIOBase):
-    """A pipe that never ends: `unit` again and again; `taken` counts its bytes."""
-
-    def __init__(self, unit: bytes) -> None:
-        self.unit = unit
-        self.taken = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any, /) -> int:
-        whole = (self.unit * (len(buffer) // len(self.unit) + 1))[: len(buffer)]
-        buffer[:] = whole
-        self.taken += len(buffer)
-        return len(buffer)
-
-
-def give(monkeypatch: pytest.MonkeyPatch, unit: bytes) -> Endless:
-    """Make standard input one that never ends."""
-    pipe = Endless(unit)
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BufferedReader(pipe), encoding="utf-8"))
-    return pipe
-
-
 def test_questions_without_an_end_are_read_as_they_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    pipe = give(monkeypatch, b"Who?\n")
+    pipe = endless_stdin(monkeypatch, b"Who?\n")
     asked = iter(read_questions([], "-"))
     assert [next(asked) for _ in range(3)] == [Question(1, "Who?"), Question(2, "Who?"), Question(3, "Who?")]
     assert pipe.taken <= 1 << 17
@@ -196,7 +171,7 @@ def test_questions_without_an_end_are_read_as_they_are_taken(monkeypatch: pytest
 
 
 def test_a_line_without_an_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    pipe = give(monkeypatch, b"Who? ")
+    pipe = endless_stdin(monkeypatch, b"Who? ")
     with pytest.raises(QuestionError, match="standard input, line 1 is longer than 16 MiB"):
         read_questions([], "-")
     assert pipe.taken < 1 << 25
