@@ -59,8 +59,8 @@ existing archive is replaced only with `-f`. The archive appears under its name 
 
 The document is UTF-8 text of at most 256 MiB, in which the line ends CR LF and CR are read as LF; `--keep-newlines`
 keeps them, as tokens of their own. PDF, ZIP (docx, epub), gzip, UTF-16 and binary files are refused. One that is too
-long for the model is refused too, unless `--truncate` says which part to leave out; then 512 positions, or an eighth of the
-model's if that is less, are left for question and answer. The archive is in the dtype that the model runs in: with
+long for the model is refused too, unless `--truncate` says which part to leave out; then 512 positions, or an eighth of
+the model's if that is less, are left for question and answer. The archive is in the dtype that the model runs in: with
 `--dtype auto`, bfloat16 where the device is fast at it, else float32.
 
 A summary goes to stderr. `--json` prints it as one object (and cannot be combined with `-o -`):
