@@ -108,9 +108,6 @@ densely where that is less.
 `--budget N` lets a token of an answer read N pairs of each head, chosen by `--policy`: see
 [sparse decoding](methods.md#sparse-decoding). Answers may suffer.
 
-`--compile` lets torch's compiler fuse what is small in the model's layers, for steps on a GPU: it takes tens of seconds
-before the first answer, so it is for many questions or long answers. Answers may differ within rounding.
-
 `--json` prints one object a question:
 
 | field | meaning |

@@ -17,7 +17,19 @@ CHAT_TEMPLATE = (
 CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 MAX_POSITIONS = 4096
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gemma3")
+FAMILIES = (
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "phi3",
+    "gemma3",
+    "smollm3",
+    "granite",
+    "olmo2",
+    "qwen3_moe",
+    "mixtral",
+)
 _CLASSES = {
     "llama": ("LlamaConfig", "LlamaForCausalLM"),
     "mistral": ("MistralConfig", "MistralForCausalLM"),
@@ -25,6 +37,11 @@ _CLASSES = {
     "qwen3": ("Qwen3Config", "Qwen3ForCausalLM"),
     "phi3": ("Phi3Config", "Phi3ForCausalLM"),
     "gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM"),
+    "smollm3": ("SmolLM3Config", "SmolLM3ForCausalLM"),
+    "granite": ("GraniteConfig", "GraniteForCausalLM"),
+    "olmo2": ("Olmo2Config", "Olmo2ForCausalLM"),
+    "qwen3_moe": ("Qwen3MoeConfig", "Qwen3MoeForCausalLM"),
+    "mixtral": ("MixtralConfig", "MixtralForCausalLM"),
 }
 GEMMA_WINDOW = 24
 _OPTIONS: dict[str, dict[str, Any]] = {
@@ -33,7 +50,18 @@ _OPTIONS: dict[str, dict[str, Any]] = {
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         "query_pre_attn_scalar": 9,  # a scale that is not 1 / sqrt(head_dim)
         "tie_word_embeddings": False,  # tied, most answers repeat one token
-    }
+    },
+    "smollm3": {"tie_word_embeddings": False, "no_rope_layers": [1, 1, 0]},
+    "granite": {
+        "attention_multiplier": 0.2,
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.5,
+        "logits_scaling": 4.0,
+        "attention_bias": True,
+        "mlp_bias": True,
+    },
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
 }
 
 
@@ -92,6 +120,8 @@ def make_model_folder(
     for name, parameter in model.named_parameters():
         if family == "gemma3" and "norm" in name:
             torch.nn.init.normal_(parameter, std=0.2)  # zeros otherwise, which hide what a norm's weights do
+        if family == "qwen3_moe" and "mlp.gate." in name:
+            torch.nn.init.normal_(parameter, std=0.2)  # zeros otherwise, and every expert is as good
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

@@ -13,7 +13,7 @@ from kvz.bench.machine import best_rate, describe_machine, read_bandwidth
 from kvz.models.language_model import LanguageModel
 from kvz.version import __version__
 
-__all__ = ["describe_environment", "device_bandwidth", "step_weight_bytes", "weights_of"]
+__all__ = ["describe_environment", "device_bandwidth"]
 
 _PROBE = 1 << 28  # bytes
 _SECONDS = 2.0  # that are spent on reading them
@@ -30,7 +30,7 @@ def describe_environment(model: LanguageModel, bandwidth: float) -> dict[str, An
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "cuda": torch.version.cuda if device.type == "cuda" else None,
         "read_bandwidth_gb_s": round(bandwidth / 1e9, 2),
-        "weight_bytes": step_weight_bytes(model),
+        "weight_bytes": model.decoder.architecture.step_weights * model.dtype.itemsize,
     }
 
 
@@ -46,20 +46,6 @@ def device_bandwidth(device: torch.device) -> float:
 
     torch.cuda.synchronize(device)
     return best_rate(read, data.nbytes, _SECONDS)
-
-
-def step_weight_bytes(model: LanguageModel) -> int:
-    """Bytes of the weights that a step reads: all but the table of embeddings, of which it reads a row."""
-    return weights_of(model.identity.config, model.geometry.query_heads) * model.dtype.itemsize
-
-
-def weights_of(config: Any, query_heads: int) -> int:
-    """How many weights the products of a step have, by a model's config: a dense decoder with a gated MLP."""
-    hidden, layers = config.hidden_size, config.num_hidden_layers
-    dim = getattr(config, "head_dim", None) or hidden // query_heads
-    kv_heads = getattr(config, "num_key_value_heads", None) or query_heads
-    attention = hidden * dim * (2 * query_heads + 2 * kv_heads)
-    return int(layers * (attention + 3 * hidden * config.intermediate_size) + hidden * config.vocab_size)
 
 
 def _commit() -> str | None:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import torch
 
-from kvz.bench.environment import weights_of
 from kvz.bench.machine import read_bandwidth
 from kvz.bench.methods import FULL, REPEAT_KV
 from kvz.bench.plan import Planned
@@ -48,7 +47,7 @@ def estimate_cell(cell: Planned, task: Task, model: ModelIdentity, itemsize: int
     """Seconds for one context of a cell; that of the full cache includes the prefill, which the others share."""
     if cell.skipped:
         return 0.0
-    weights, geometry = weights_of(model.config, model.geometry.query_heads), model.geometry
+    weights, geometry = model.facts.step_weights, model.geometry
     heads = geometry.query_heads * sum(shape.head_dim for shape in geometry.shapes)
     prefill = (2 * weights * cell.length + 2 * heads * cell.length**2) / speed.operations
     pairs = sum(2 * shape.kv_heads * shape.head_dim for shape in geometry.shapes)

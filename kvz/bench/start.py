@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from kvz.bench.environment import describe_environment, device_bandwidth, step_weight_bytes
+from kvz.bench.environment import describe_environment, device_bandwidth
 from kvz.bench.estimate import Speed, estimate_cell, measure_speed
 from kvz.bench.plan import Key, Planned, key_of, plan_cells
 from kvz.bench.run_folder import RunFolder
@@ -57,7 +57,7 @@ class Run:
             folder=self.folder,
             tasks={task.name: task for task in settings.tasks},
             seed=settings.seed,
-            weight_bytes=step_weight_bytes(model),
+            weight_bytes=model.decoder.architecture.step_weights * model.dtype.itemsize,
             bandwidth=bandwidth,
             estimates=_estimates(settings, self.plan, model.identity, model.dtype, model.device),
             say=say,

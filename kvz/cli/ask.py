@@ -14,7 +14,6 @@ from kvz.cli import console
 from kvz.cli.answers import PlainAnswer, answer_json, failure_json, show_answer, statistics
 from kvz.cli.decode_options import (
     BudgetOption,
-    CompileOption,
     MaxNewTokensOption,
     MmapOption,
     NoVerifyOption,
@@ -25,7 +24,7 @@ from kvz.cli.decode_options import (
     TopKOption,
     TopPOption,
 )
-from kvz.cli.open_session import check_compile, open_session
+from kvz.cli.open_session import open_session
 from kvz.cli.options import ArchivePath, DeviceOption, JsonOption, ModelOption, QuietOption
 from kvz.cli.questions import Question, Questions, read_questions
 from kvz.cli.signals import raise_lost
@@ -74,7 +73,6 @@ def ask(
         ),
     ] = "1",
     device: DeviceOption = "auto",
-    compile_steps: CompileOption = False,
     no_verify: NoVerifyOption = False,
     mmap: MmapOption = None,
     as_json: JsonOption = False,
@@ -104,10 +102,9 @@ def ask(
     decoding = Decoding(policy, budget, check_page_size(page_size))
     settings = _Settings(max_new_tokens, Sampling(temperature, top_p, top_k, seed), as_json, quiet)
     check_max_new_tokens(max_new_tokens)
-    check_compile(compile_steps, device)
     loaded = load(archive, verify=not no_verify, mmap=mmap)
     progress = console.terminal_progress(quiet)
-    session = open_session(loaded, decoding, model, device, compile_steps, progress)
+    session = open_session(loaded, decoding, model, device, progress)
     if slots != 1 and asked.several:
         ahead = asked.look_ahead(slots or MOST_SLOTS)
         size = slots or automatic_size(session, [question.text for question in ahead], max_new_tokens)

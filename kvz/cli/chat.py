@@ -13,7 +13,6 @@ from kvz.cli import console
 from kvz.cli.chat_commands import ChatCommands
 from kvz.cli.decode_options import (
     BudgetOption,
-    CompileOption,
     MaxNewTokensOption,
     MmapOption,
     NoVerifyOption,
@@ -25,7 +24,7 @@ from kvz.cli.decode_options import (
     TopPOption,
 )
 from kvz.cli.lines import Readable, read_lines
-from kvz.cli.open_session import check_compile, open_session
+from kvz.cli.open_session import open_session
 from kvz.cli.options import ArchivePath, DeviceOption, JsonOption, ModelOption, QuietOption
 from kvz.cli.signals import is_final
 from kvz.cli.talk import Talk, outlives
@@ -49,7 +48,6 @@ def chat(
     budget: BudgetOption = None,
     page_size: PageSizeOption = None,
     device: DeviceOption = "auto",
-    compile_steps: CompileOption = False,
     no_verify: NoVerifyOption = False,
     mmap: MmapOption = None,
     as_json: JsonOption = False,
@@ -72,10 +70,9 @@ def chat(
 
     decoding, sampling = Decoding(policy, budget, check_page_size(page_size)), Sampling(temperature, top_p, top_k, seed)
     check_max_new_tokens(max_new_tokens)
-    check_compile(compile_steps, device)
     loaded = load(archive, verify=not no_verify, mmap=mmap)
     progress = console.terminal_progress(quiet)
-    session = open_session(loaded, decoding, model, device, compile_steps, progress)
+    session = open_session(loaded, decoding, model, device, progress)
     talk = Talk(Conversation(session), max_new_tokens, sampling, as_json, quiet)
     commands = ChatCommands(talk.conversation, decoding, talk.turns, quiet)
     if sys.stdin.isatty() and not quiet:

@@ -8,7 +8,6 @@ import typer
 
 __all__ = [
     "BudgetOption",
-    "CompileOption",
     "MaxNewTokensOption",
     "MmapOption",
     "NoVerifyOption",
@@ -43,10 +42,6 @@ BudgetOption = Annotated[
 PageSizeOption = Annotated[
     Optional[str],  # noqa: UP045
     typer.Option(metavar="N", help="hsa: tokens a page; auto is what the archive has stored, or 4."),
-]
-CompileOption = Annotated[
-    bool,
-    typer.Option("--compile", help="On a GPU: compile the model's layers for steps, which takes tens of seconds."),
 ]
 NoVerifyOption = Annotated[bool, typer.Option("--no-verify", help="Do not check the tensors' checksums.")]
 MmapOption = Annotated[

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from kvz.kernels.cpu.plane_step import PlaneStep
     from kvz.kernels.cpu.ragged_step import RaggedStep
 
-__all__ = ["chosen_step", "is_to_be_compiled", "plane_scores", "plane_step", "ragged_step"]
+__all__ = ["chosen_step", "compiles", "is_to_be_compiled", "plane_scores", "plane_step", "ragged_step"]
 
 _LEAST_SHARE = 256  # pairs: with fewer, a second thread costs more than it saves
 _MOST_SHARES = 32
@@ -32,7 +32,7 @@ _DTYPES = {torch.bfloat16: "uint16", torch.float16: "int16", torch.float32: "flo
 
 def ragged_step(keys: Tensor, values: Tensor, bounds: Sequence[int]) -> RaggedStep | None:
     """Dense attention over a layer's flat pairs; None where plain torch is to be used."""
-    if not _compiles(keys):
+    if not compiles(keys):
         return None
     from kvz.kernels.cpu.ragged_step import RaggedStep
 
@@ -41,7 +41,7 @@ def ragged_step(keys: Tensor, values: Tensor, bounds: Sequence[int]) -> RaggedSt
 
 def chosen_step(keys: Tensor, values: Tensor, bounds: tuple[int, ...], prefix: int) -> ChosenStep | None:
     """Attention over chosen pairs of a layer; None where plain torch is to be used."""
-    if not _compiles(keys):
+    if not compiles(keys):
         return None
     from kvz.kernels.cpu.chosen_step import ChosenStep
 
@@ -59,7 +59,7 @@ def plane_step(pairs: ChosenStep | None, index: PlaneScores | None, takes: Seque
 
 def plane_scores(index: BitPlanes, rows: Sequence[int], lengths: Sequence[int]) -> PlaneScores | None:
     """Scores of a layer's bit planes, rows[h] of them for each head; None where plain torch is to be used."""
-    if not _compiles(index.ranges):
+    if not compiles(index.ranges):
         return None
     from kvz.kernels.cpu.plane_scores import PlaneScores
 
@@ -102,7 +102,8 @@ def _holds(index: Path, element: str) -> bool:
         return False
 
 
-def _compiles(tensor: Tensor) -> bool:
+def compiles(tensor: Tensor) -> bool:
+    """Whether there are kernels for a tensor of this device and dtype."""
     return tensor.device.type == "cpu" and tensor.dtype in _DTYPES and _has_numba()
 
 

@@ -1,31 +1,16 @@
-"""The one attention function and mask function that kvz registers with transformers.
-
-A forward pass carries a `PairStore` as the keyword argument `pair_store`; transformers hands it through to the
-attention function of every layer, which does nothing but ask it. No transformers cache object is involved, so neither
-its name (`past_key_values`, later `cache`) nor its layout matters, and no model is patched.
-"""
+"""What a forward pass attends: a pair store, which is asked once a layer."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
-from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
+from torch import Tensor
 
-__all__ = [
-    "ATTENTION_NAME",
-    "OPAQUE_ATTENTION_NAME",
-    "PairStore",
-    "Told",
-    "WatchingStore",
-    "register_attention",
-    "register_opaque_attention",
-]
+from kvz.models.decoder import Attend, Decoder
 
-ATTENTION_NAME = "kvz"
-OPAQUE_ATTENTION_NAME = "kvz-opaque"
+__all__ = ["PairStore", "Told", "WatchingStore", "attend_in", "step_logits"]
 
 
 class PairStore(Protocol):
@@ -67,34 +52,17 @@ class Told:
         self._store.see(layer, hidden)  # type: ignore[attr-defined]
 
 
-def register_attention() -> None:
-    """Make `attn_implementation="kvz"` known to transformers; doing it again changes nothing."""
-    AttentionInterface.register(ATTENTION_NAME, _attend)
-    AttentionMaskInterface.register(ATTENTION_NAME, _no_mask)
+def attend_in(store: PairStore, scale: float, dtype: torch.dtype, batch: int) -> Attend:
+    """How the tokens of `batch` sequences, as many of each, attend a store that holds pairs of `dtype`."""
+
+    def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        query, key, value = (t.to(dtype).unflatten(0, (batch, -1)).transpose(1, 2) for t in (query, key, value))
+        return store.attend(layer, query, key, value, scale).flatten(0, 1)
+
+    return attend
 
 
-def register_opaque_attention() -> None:
-    """Make `attn_implementation="kvz-opaque"` known: the same, called by torch's compiler without a look into it."""
-    AttentionInterface.register(OPAQUE_ATTENTION_NAME, torch.compiler.disable(_attend))
-    AttentionMaskInterface.register(OPAQUE_ATTENTION_NAME, _no_mask)
-
-
-def _attend(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    *,
-    pair_store: PairStore,
-    **_: Any,
-) -> tuple[Tensor, None]:
-    scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
-    layer = module.layer_idx
-    assert isinstance(layer, int)
-    return pair_store.attend(layer, query, key, value, scale), None
-
-
-def _no_mask(*args: Any, **kwargs: Any) -> None:
-    """The pair store knows what may be seen; a mask built by transformers would be of the wrong size."""
+def step_logits(decoder: Decoder, dtype: torch.dtype, ids: Tensor, positions: Tensor, store: PairStore) -> Tensor:
+    """Logits after one token each of B sequences, `ids, positions [B]`: `[B,vocabulary]` float32."""
+    attend = attend_in(store, decoder.architecture.scale, dtype, ids.shape[0])
+    return decoder.logits(decoder.forward(ids, positions, attend))

@@ -12,11 +12,16 @@ __all__ = ["FAMILIES", "geometry_of"]
 
 FAMILIES: dict[str, str] = {
     "gemma3_text": "Gemma 3 (text)",
+    "granite": "Granite",
     "llama": "Llama and SmolLM2",
     "mistral": "Mistral",
-    "phi3": "Phi-3",
+    "mixtral": "Mixtral",
+    "olmo2": "OLMo 2",
+    "phi3": "Phi-3 and Phi-4",
     "qwen2": "Qwen2 and Qwen2.5",
     "qwen3": "Qwen3",
+    "qwen3_moe": "Qwen3-MoE",
+    "smollm3": "SmolLM3",
 }
 """transformers' `model_type` -> the models meant."""
 

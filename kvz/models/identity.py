@@ -11,6 +11,7 @@ from safetensors import SafetensorError
 
 from kvz.errors import ModelError
 from kvz.geometry import Geometry
+from kvz.models.architecture import Architecture
 from kvz.models.families import geometry_of
 from kvz.models.fingerprint import Fingerprints, fingerprints_of
 from kvz.models.quiet import first_line, quiet_transformers
@@ -22,13 +23,14 @@ __all__ = ["ModelIdentity", "identify_model"]
 
 @dataclass(frozen=True, eq=False)
 class ModelIdentity:
-    """Where a model lies, its config, tokenizer, geometry, fingerprints, and how many ids it can be fed."""
+    """Where a model lies, its config, tokenizer, geometry, fingerprints, and what its forward pass is like."""
 
     source: ModelSource
     config: Any
     tokenizer: Tokenizer
     geometry: Geometry
     fingerprints: Fingerprints
+    facts: Architecture
 
     @property
     def architecture(self) -> str:
@@ -49,13 +51,13 @@ def identify_model(name: str | Path | None, say: Callable[[str], None] = lambda 
     """
     source = find_model(name, say)
     config = _config(source)
-    geometry = geometry_of(config)
+    facts = Architecture.from_config(config)
     tokenizer = Tokenizer.load(source.folder)
     try:
         fingerprints = fingerprints_of(config, source.folder, tokenizer)
     except (SafetensorError, OSError) as error:
         raise ModelError(f"cannot load the weights in {source.folder}: {first_line(error)}") from error
-    return ModelIdentity(source, config, tokenizer, geometry, fingerprints)
+    return ModelIdentity(source, config, tokenizer, geometry_of(config), fingerprints, facts)
 
 
 def _config(source: ModelSource) -> Any:

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from kvz.errors import ModelError, UsageError
 from kvz.geometry import Geometry
-from kvz.models.attention import ATTENTION_NAME, PairStore, WatchingStore, register_attention
-from kvz.models.compiled_layers import check_compiles, compile_layers
-from kvz.models.forward import network_inputs, step_logits
-from kvz.models.fused_norm import can_fuse, fuse_norms
+from kvz.models import checkpoint
+from kvz.models.attention import PairStore, WatchingStore, attend_in, step_logits
+from kvz.models.decoder import Attend, Decoder, computed_in
 from kvz.models.identity import ModelIdentity, identify_model
-from kvz.models.packed_linear import can_pack, pack_linears
-from kvz.models.quiet import first_line, quiet_transformers
+from kvz.models.quiet import first_line
 from kvz.models.source import ModelSource
 from kvz.models.tokenizer import Tokenizer
 
@@ -33,10 +31,10 @@ _DTYPES: dict[str, torch.dtype] = {
 
 @dataclass(frozen=True, eq=False)
 class LanguageModel:
-    """The weights of one model on one device, in one dtype."""
+    """A model on one device; `dtype` is that of its matrices and of the pairs it makes."""
 
     identity: ModelIdentity
-    network: nn.Module
+    decoder: Decoder
     end_ids: frozenset[int]
     dtype: torch.dtype
     device: torch.device
@@ -61,94 +59,54 @@ class LanguageModel:
         """The dtype as manifests have it: bfloat16, float16 or float32."""
         return str(self.dtype).removeprefix("torch.")
 
-    @torch.inference_mode()
     def logits(self, ids: Tensor, start: int, store: PairStore) -> Tensor:
         """Logits after the last of `ids [n]`, whose first has RoPE position `start`: `[vocabulary]` float32."""
         return self.last_logits(ids, start, store, 1)[0]
 
-    @torch.inference_mode()
     def last_logits(self, ids: Tensor, start: int, store: PairStore, count: int) -> Tensor:
         """Logits after each of the last `count` of `ids [n]`: `[count, vocabulary]` float32."""
-        out = self.network(**self._inputs(ids, start, store), logits_to_keep=count)
-        logits: Tensor = out.logits[0].float()
-        return logits
+        hidden = self.decoder.forward(ids, _positions(ids, start), self._attend(store))
+        return self.decoder.logits(hidden[-count:])
 
-    @torch.inference_mode()
     def logits_at(self, ids: Tensor, positions: Tensor, store: PairStore, at: Tensor) -> Tensor:
         """Logits after the tokens `at [k]` of `ids [n]`, which have any `positions [n]`: `[k, vocabulary]` float32."""
-        inputs = self._inputs(ids, 0, store) | {"position_ids": positions.to(self.device)[None]}
-        logits: Tensor = self.network(**inputs, logits_to_keep=at.to(self.device)).logits[0].float()
-        return logits
+        hidden = self.decoder.forward(ids, positions, self._attend(store))
+        return self.decoder.logits(hidden[at.to(self.device)])
 
-    @torch.inference_mode()
     def step(self, ids: Tensor, positions: Tensor, store: PairStore) -> Tensor:
         """Logits after one token each of B sequences, `ids, positions [B]`: `[B, vocabulary]` float32."""
-        return step_logits(self.network, ids, positions, store, self.dtype, self.device)
+        return step_logits(self.decoder, self.dtype, ids, positions, store)
 
-    @torch.inference_mode()
     def fill(self, ids: Tensor, start: int, store: PairStore) -> None:
         """The same pass for what it does to the store alone: the vocabulary's head is not run."""
-        body: nn.Module = self.network.base_model  # type: ignore[assignment]
-        body(**self._inputs(ids, start, store))
+        self.decoder.fill(ids, _positions(ids, start), self._attend(store))
 
-    @torch.inference_mode()
     def fill_watched(self, ids: Tensor, start: int, store: WatchingStore) -> None:
         """`fill`, and the store is shown each layer's input before that layer attends."""
 
-        def watch(layer: int) -> Callable[..., None]:
-            def show(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-                store.see(layer, args[0] if args else kwargs["hidden_states"])
+        def watch(layer: int, hidden: Tensor) -> None:
+            store.see(layer, hidden[None])
 
-            return show
-
-        body: Any = self.network.base_model
-        hooks = [m.register_forward_pre_hook(watch(i), with_kwargs=True) for i, m in enumerate(body.layers)]
-        try:
-            self.fill(ids, start, store)
-        finally:
-            for hook in hooks:
-                hook.remove()
-
-    def compile_steps(self) -> None:
-        """From now on, let torch's compiler run passes of one token a sequence; the first one takes tens of seconds.
-
-        Raises UsageError for a model that is not on a GPU.
-        """
-        check_compiles(self.device)
-        compile_layers(self.network)
+        self.decoder.fill(ids, _positions(ids, start), self._attend(store), watch)
 
     def output_projection(self, layer: int) -> Tensor:
         """W_o of a layer, cut by query head: `[hidden, Hq, D]`.
 
         A norm between it and the residual stream is linear but for its division: its weights are multiplied in.
         """
-        block = self._block(layer)
-        weight: Tensor = block.self_attn.o_proj.weight.detach()
-        if _normalises_output(block):
-            weight = weight * (1 + block.post_attention_layernorm.weight.detach())[:, None]
+        block = self.decoder.weights.blocks[layer]
+        weight = block.output
+        if block.attention_post_norm is not None:
+            weight = weight * block.attention_post_norm[:, None]
         return weight.view(weight.shape[0], self.geometry.query_heads, -1)
 
-    @torch.inference_mode()
     def attended_rms(self, layer: int, attended: Tensor) -> Tensor | None:
         """What a norm divides the output `attended [1,n,Hq,D]` by, `[1,n]` float32; None where there is no norm."""
-        block = self._block(layer)
-        if not _normalises_output(block):
-            return None
-        added: Tensor = block.self_attn.o_proj(attended.flatten(2)).float()
-        divisor: Tensor = (added.square().mean(-1) + block.post_attention_layernorm.eps).sqrt()
-        return divisor
+        rms = self.decoder.attended_rms(layer, attended[0].to(self.decoder.dtype))
+        return None if rms is None else rms[None]
 
-    def _block(self, layer: int) -> Any:
-        body: Any = self.network.base_model
-        return body.layers[layer]
-
-    def _inputs(self, ids: Tensor, start: int, store: PairStore) -> dict[str, Any]:
-        return network_inputs(ids, start, store, self.dtype, self.device)
-
-
-def _normalises_output(block: Any) -> bool:
-    """Whether a layer norms the attention's output before adding it, as Gemma does: its MLP then has its own norms."""
-    return hasattr(block, "pre_feedforward_layernorm")
+    def _attend(self, store: PairStore) -> Attend:
+        return attend_in(store, self.decoder.architecture.scale, self.dtype, 1)
 
 
 def load_model(
@@ -169,45 +127,25 @@ def load_model(
 def load_weights(identity: ModelIdentity, device: str = "auto", dtype: str = "auto") -> LanguageModel:
     """Load the weights of a model that has been identified; `device` and `dtype` as in `load_model`."""
     target, kind = placement(device, dtype)
-    network = _network(identity.source, kind, target)
-    return LanguageModel(identity, network, _end_ids(network, identity), kind, target)
+    weights = checkpoint.load_weights(identity.source.folder, identity.facts, kind, target)
+    decoder = Decoder(identity.facts, weights, computed_in(kind, target))
+    return LanguageModel(identity, decoder, _end_ids(identity), kind, target)
 
 
-def _network(source: ModelSource, dtype: torch.dtype, device: torch.device) -> nn.Module:
-    from transformers import AutoModelForCausalLM
-
-    register_attention()
-    try:
-        with quiet_transformers():
-            network, report = AutoModelForCausalLM.from_pretrained(
-                str(source.folder),
-                output_loading_info=True,
-                dtype=dtype,
-                attn_implementation=ATTENTION_NAME,
-                local_files_only=True,
-                trust_remote_code=False,
-            )
-        placed = network.to(device).eval()
-    except Exception as error:
-        raise ModelError(f"cannot load the weights in {source.folder}: {first_line(error)}") from error
-    if missing := sorted(report["missing_keys"]):  # transformers fills them with random numbers
-        raise ModelError(
-            f"the weights in {source.folder} lack {len(missing)} tensors that config.json calls for, "
-            f"{missing[0]} first; copy or fetch the model again"
-        )
-    assert isinstance(placed, nn.Module)
-    if can_pack(dtype, device):
-        pack_linears(placed)
-    if can_fuse(dtype, device):
-        fuse_norms(placed)
-    return placed
+def _positions(ids: Tensor, start: int) -> Tensor:
+    return torch.arange(start, start + ids.shape[0])
 
 
-def _end_ids(network: Any, identity: ModelIdentity) -> frozenset[int]:
+def _end_ids(identity: ModelIdentity) -> frozenset[int]:
     """Every id that the model's files call an end of text."""
     found: set[int] = set()
-    declared = (network.generation_config, identity.config)
-    for value in (*(getattr(c, "eos_token_id", None) for c in declared), identity.tokenizer.end_id):
+    path = identity.source.folder / "generation_config.json"
+    try:
+        generation = json.loads(path.read_text()) if path.is_file() else {}
+        declared = generation.get("eos_token_id")
+    except (OSError, ValueError, AttributeError) as error:
+        raise ModelError(f"cannot read {path}: {first_line(error)}; copy or fetch the model again") from error
+    for value in (declared, getattr(identity.config, "eos_token_id", None), identity.tokenizer.end_id):
         found.update([] if value is None else value if isinstance(value, list) else [value])
     return frozenset(found)
 
@@ -231,16 +169,7 @@ def _device(name: str) -> torch.device:
 
 def _dtype(name: str, device: torch.device) -> torch.dtype:
     if name == "auto":
-        return torch.bfloat16 if _fast_bfloat16(device) else torch.float32
+        return torch.bfloat16
     if name not in _DTYPES:
         raise UsageError(f"no dtype '{name}': give auto, {', '.join(_DTYPES)}")
     return _DTYPES[name]
-
-
-def _fast_bfloat16(device: torch.device) -> bool:
-    if device.type == "cuda":
-        return torch.cuda.get_device_capability(device) >= (8, 0)
-    if device.type == "cpu":
-        probes = (getattr(torch.cpu, f"_is_{name}_supported", None) for name in ("avx512_bf16", "amx_tile"))
-        return any(probe() for probe in probes if probe is not None)
-    return False

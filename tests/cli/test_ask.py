@@ -11,10 +11,8 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from torch import nn
 
 import kvz
-from kvz.models import compiled_layers, language_model
 from kvz.models.language_model import LanguageModel
 from tests.cli.conftest import Run
 from tests.cli.harness import assert_one_line
@@ -190,37 +188,11 @@ def test_odd_questions_are_answered(run: Run, archive: Path, question: str) -> N
         ["--system", "Be brief."],
         ["--ratio", "0.3"],
         ["--device", "toaster"],
-        ["--device", "cpu", "--compile"],
     ],
     ids=" ".join,
 )
 def test_options_that_cannot_apply(run: Run, archive: Path, options: list[str]) -> None:
     run("ask", archive, "Who?", *options).failed(status=2)
-
-
-@pytest.mark.parametrize("command", ["ask", "chat"])
-def test_compiled_steps_give_the_same_answers(
-    run: Run, archive: Path, command: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As on a GPU, but that the compiler's graphs run as they are."""
-
-    def answer(*options: str) -> object:
-        asked: dict[str, Any] = {"stdin": b"Who?\n"} if command == "chat" else {}
-        words = ["Who?"] if command == "ask" else []
-        return run(command, archive, *words, "--json", *FEW, *options, **asked).succeeded().objects[0]["answer"]
-
-    compiled: list[nn.Module] = []
-
-    def compile_eagerly(network: nn.Module) -> None:
-        compiled.append(network)
-        compiled_layers.compile_layers(network, "eager")
-
-    wanted = answer()
-    for module in (compiled_layers, language_model):
-        monkeypatch.setattr(module, "check_compiles", lambda device: None)
-    monkeypatch.setattr(language_model, "compile_layers", compile_eagerly)
-    assert answer("--compile") == wanted
-    assert len(compiled) == 1
 
 
 def test_a_seed_gives_the_same_answer_again(run: Run, archive: Path) -> None:

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 import transformers
@@ -12,12 +15,20 @@ from tests.tiny import FAMILIES, GEMMA_WINDOW, make_model_folder
 IDS = torch.randint(3, 250, (301,), generator=torch.Generator().manual_seed(5)).tolist()
 
 
+def double(folder: Path) -> Any:
+    """transformers' model in float64."""
+    options: dict[str, Any] = {"dtype": torch.float64, "experts_implementation": "eager"}  # its others lack float64
+    return transformers.AutoModelForCausalLM.from_pretrained(str(folder), **options).eval()
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("chunk", [2048, 100, 37])
 def test_prefilled_cache_equals_transformers(tmp_path, family, chunk):
     folder = make_model_folder(tmp_path, family)
     model = load_model(str(folder), "cpu", "float32")
-    reference = transformers.AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.float64).eval()
+    reference = transformers.AutoModelForCausalLM.from_pretrained(
+        str(folder), dtype=torch.float64, experts_implementation="eager"
+    ).eval()
     out = reference(torch.tensor([IDS]), use_cache=True)
     want = out.cache if hasattr(out, "cache") else out.past_key_values
     told: list[int] = []
@@ -37,7 +48,9 @@ def test_twenty_tokens_over_a_prefix_equal_a_plain_forward(tmp_path, family):
     """A mask of the wrong size would show here, and not with single tokens."""
     folder = make_model_folder(tmp_path, family)
     model = load_model(str(folder), "cpu", "float32")
-    reference = transformers.AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.float64).eval()
+    reference = transformers.AutoModelForCausalLM.from_pretrained(
+        str(folder), dtype=torch.float64, experts_implementation="eager"
+    ).eval()
     cache = FullCache(model.geometry.shapes, 301, model.dtype, model.device)
     model.fill(torch.tensor(IDS[:281]), 0, cache)
     cache.advance(281)

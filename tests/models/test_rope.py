@@ -11,6 +11,8 @@ import transformers
 
 from kvz.compression import compress
 from kvz.geometry import Geometry, LayerShape
+from kvz.models.checkpoint import random_weights
+from kvz.models.decoder import Decoder
 from kvz.models.language_model import LanguageModel, load_model
 from kvz.prompt import make_frame, question_ids
 from tests.conftest import TEXT
@@ -55,15 +57,12 @@ def test_scaled_rope_answers_as_transformers_does(tmp_path, name):
 
 def with_heads_of_their_own(model: LanguageModel, kv_heads: tuple[int, ...]) -> LanguageModel:
     """The model with another number of KV heads in each layer, as models found by architecture search have."""
-    body: Any = model.network.base_model
-    generator = torch.Generator().manual_seed(7)
-    for layer, heads in zip(body.layers, kv_heads, strict=True):
-        for name in ("k_proj", "v_proj"):
-            projection = torch.nn.Linear(96, heads * 16, bias=False)
-            projection.weight.data = torch.randn(heads * 16, 96, generator=generator) * 0.2
-            setattr(layer.self_attn, name, projection)
+    blocks = tuple(replace(b, kv_heads=n) for b, n in zip(model.decoder.architecture.blocks, kv_heads, strict=True))
+    facts = replace(model.decoder.architecture, blocks=blocks)
+    weights = random_weights(facts, torch.float32, torch.device("cpu"))
     geometry = Geometry(6, tuple(LayerShape(heads, 16) for heads in kv_heads), 4096)
-    return replace(model, identity=replace(model.identity, geometry=geometry))
+    identity = replace(model.identity, geometry=geometry)
+    return replace(model, identity=identity, decoder=Decoder(facts, weights, torch.float32))
 
 
 @pytest.mark.parametrize("method", ["kvzip", "kvzip+", "kvzip-rms", "snapkv", "pyramidkv", "adakv", "h2o"])

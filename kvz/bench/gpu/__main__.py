@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from kvz.bench.gpu.compiled import compiled_rows
 from kvz.bench.gpu.decode import decode_rows
 from kvz.bench.gpu.kernel_times import kernel_rows
 from kvz.bench.gpu.loading import loading_rows
@@ -111,14 +110,9 @@ def _loading(options: argparse.Namespace, device: torch.device) -> Rows:
     yield from loading_rows(geometry, max(int(n) for n in options.tokens.split(",")), torch.bfloat16, device)
 
 
-def _compiled(options: argparse.Namespace, device: torch.device) -> Rows:
-    geometry = TINY if options.model == "tiny" else GEOMETRIES[options.model]
-    yield from compiled_rows(geometry, max(int(n) for n in options.tokens.split(",")), torch.bfloat16, device)
-
-
 SECTIONS: dict[str, Section] = {
-    "parity": _parity, "decode": _decode, "kernels": _kernels, "loading": _loading, "compiled": _compiled,
-    "sanitizer": _sanitizer, "smallest": _smallest,
+    "parity": _parity, "decode": _decode, "kernels": _kernels, "loading": _loading, "sanitizer": _sanitizer,
+    "smallest": _smallest,
 }  # fmt: skip
 """In the order in which they run: what must be right, then what matters most; the last is for the sanitizer."""
 
@@ -148,10 +142,6 @@ def _table(sections: dict[str, list[dict[str, Any]]]) -> list[str]:
         if "ms" in row:
             ratio = f"{row['times_full']:6.2f}x" if "times_full" in row else ""
             lines.append(f"{row['tokens']:>7} {row['way']:<24}{row['batch']:>4} {row['ms']:9.2f} ms a step {ratio}")
-    for row in sections.get("compiled", []):
-        error = f", logits off by {row['error']:.3f} of the largest" if "error" in row else ""
-        first = f"the first after {row['seconds_to_first']:.1f} s"
-        lines.append(f"steps {row['steps']:<10}{row['ms']:9.2f} ms a step, {first}{error}")
     for row in sections.get("kernels", []):
         if "of_copy" in row:
             lines.append(

@@ -44,7 +44,7 @@ def decode_rows(
     how many times those of the same way with one question.
     """
     model = random_model(geometry, dtype, device)
-    weights = sum(p.numel() * p.element_size() for p in model.network.parameters())
+    weights = model.decoder.weights.nbytes
     for tokens in lengths:
         archive = random_archive(geometry, tokens, 0.3, _PREFIX, dtype, device)
         full: float | None = None

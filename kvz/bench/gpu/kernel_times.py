@@ -28,7 +28,6 @@ from kvz.kernels.page_bounds import page_bounds
 from kvz.kernels.page_scores import PageIndex, page_scores
 from kvz.kernels.plane_scores import PlaneIndex, plane_scores
 from kvz.kernels.ragged_decode import ragged_decode
-from kvz.kernels.rms_norm import rms_norm
 from kvz.kernels.select_top import select_top
 from kvz.kernels.sparse_attention import ChoosableLayer, SparseSpace, sparse_attention
 
@@ -92,11 +91,6 @@ def _step_cases(geometry: ModelGeometry, layer: RaggedLayer, questions: int) -> 
             layer.bounds[-1] * pair_bytes,
         )
     yield from _sparse_cases(geometry, layer, scale)
-    rows = torch.randn(questions, geometry.hidden, dtype=dtype, device=device)
-    weight = torch.ones(geometry.hidden, dtype=dtype, device=device)
-    yield _Case(
-        f"rms_norm, {questions} rows", lambda: rms_norm(rows, weight, 1e-6, False), 2 * rows.numel() * dtype.itemsize
-    )
     yield _Case("page_bounds", lambda: page_bounds(layer, _PREFIX, 4), layer.bounds[-1] * pair_bytes * 0.75)
 
 

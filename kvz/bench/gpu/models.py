@@ -6,16 +6,18 @@ import random
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from kvz.cache.bit_planes import plane_layer
 from kvz.cache.pages import PAGE
 from kvz.cache.ragged import RaggedCache, RaggedLayer
 from kvz.geometry import LayerShape
 from kvz.kernels.page_bounds import page_bounds
-from kvz.models.attention import ATTENTION_NAME, PairStore, register_attention
-from kvz.models.forward import step_logits
-from kvz.models.fused_norm import can_fuse, fuse_norms
+from kvz.models.architecture import Architecture, Block
+from kvz.models.attention import PairStore, step_logits
+from kvz.models.checkpoint import random_weights
+from kvz.models.decoder import Decoder, computed_in
+from kvz.models.rotary import Rotary
 
 __all__ = ["GEOMETRIES", "TINY", "ModelGeometry", "RandomModel", "random_archive", "random_lengths", "random_model"]
 
@@ -32,7 +34,7 @@ class ModelGeometry:
     hidden: int
     intermediate: int
     vocabulary: int
-    family: str = "Llama"
+    family: str = "llama"
 
     @property
     def group(self) -> int:
@@ -51,8 +53,8 @@ class ModelGeometry:
 
 GEOMETRIES = {
     "llama-3.1-8b": ModelGeometry("llama-3.1-8b", 32, 32, 8, 128, 4096, 14336, 128256),
-    "qwen2.5-7b": ModelGeometry("qwen2.5-7b", 28, 28, 4, 128, 3584, 18944, 152064, "Qwen2"),
-    "mistral-7b": ModelGeometry("mistral-7b", 32, 32, 8, 128, 4096, 14336, 32768, "Mistral"),
+    "qwen2.5-7b": ModelGeometry("qwen2.5-7b", 28, 28, 4, 128, 3584, 18944, 152064, "qwen2"),
+    "mistral-7b": ModelGeometry("mistral-7b", 32, 32, 8, 128, 4096, 14336, 32768, "mistral"),
 }
 TINY = ModelGeometry("tiny", 2, 6, 2, 64, 96, 128, 256)
 """For a look at whether this runs at all, on any machine."""
@@ -60,46 +62,34 @@ TINY = ModelGeometry("tiny", 2, 6, 2, 64, 96, 128, 256)
 
 @dataclass(frozen=True, eq=False)
 class RandomModel:
-    """A network with random weights, and no more of a model than a step needs."""
+    """A decoder with random weights, and no more of a model than a step needs."""
 
-    network: nn.Module
+    decoder: Decoder
     dtype: torch.dtype
     device: torch.device
 
-    @torch.inference_mode()
     def step(self, ids: Tensor, positions: Tensor, store: PairStore) -> Tensor:
         """Logits after one token each of B sequences, `ids, positions [B]`: `[B,vocabulary]` float32."""
-        return step_logits(self.network, ids, positions, store, self.dtype, self.device)
+        return step_logits(self.decoder, self.dtype, ids, positions, store)
 
 
 def random_model(geometry: ModelGeometry, dtype: torch.dtype, device: torch.device) -> RandomModel:
     """A model of this geometry with random weights."""
-    import transformers
-
-    register_attention()
-    config = getattr(transformers, f"{geometry.family}Config")(
-        vocab_size=geometry.vocabulary,
-        hidden_size=geometry.hidden,
-        intermediate_size=geometry.intermediate,
-        num_hidden_layers=geometry.layers,
-        num_attention_heads=geometry.query_heads,
-        num_key_value_heads=geometry.kv_heads,
-        head_dim=geometry.head_dim,
-        max_position_embeddings=1 << 17,
-        sliding_window=None,
-        attn_implementation=ATTENTION_NAME,
+    rotary = Rotary.from_parameters({"rope_theta": 500_000.0}, geometry.head_dim, 1 << 17)
+    block = Block(geometry.query_heads, geometry.kv_heads, geometry.head_dim, None, "full", geometry.intermediate)
+    architecture = Architecture(
+        family=geometry.family,
+        hidden=geometry.hidden,
+        vocabulary=geometry.vocabulary,
+        blocks=(block,) * geometry.layers,
+        rotaries={"full": rotary},
+        eps=1e-6,
+        scale=geometry.head_dim**-0.5,
+        tied=False,
+        biases=frozenset("qkv" if geometry.family == "qwen2" else ()),
     )
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        with device:
-            network = getattr(transformers, f"{geometry.family}ForCausalLM")(config).eval()
-    finally:
-        torch.set_default_dtype(before)
-    network = network.to(dtype)
-    if can_fuse(dtype, device):
-        fuse_norms(network)
-    return RandomModel(network, dtype, device)
+    decoder = Decoder(architecture, random_weights(architecture, dtype, device), computed_in(dtype, device))
+    return RandomModel(decoder, dtype, device)
 
 
 def random_lengths(heads: int, tokens: int, ratio: float, seed: int = 0) -> list[int]:

@@ -20,7 +20,6 @@ from kvz.kernels.page_bounds import page_bounds, plain_page_bounds
 from kvz.kernels.page_scores import PageIndex, page_scores, plain_page_scores
 from kvz.kernels.plane_scores import PlaneIndex, plain_plane_scores, plane_scores
 from kvz.kernels.ragged_decode import plain_ragged_decode, ragged_decode
-from kvz.kernels.rms_norm import plain_rms_norm, rms_norm
 from kvz.kernels.select_top import plain_select_top, select_top
 from kvz.kernels.sparse_attention import ChoosableLayer, SparseSpace, plain_sparse_attention, sparse_attention
 
@@ -97,14 +96,7 @@ def _errors(geometry: ModelGeometry, layer: RaggedLayer) -> Iterator[tuple[str, 
     yield "sparse_attention", _apart(*outs), rounding
     made = page_bounds(layer, _PREFIX, 4).extremes.float(), plain_page_bounds(layer, _PREFIX, 4).extremes.float()
     yield "page_bounds", _apart(*made), 0.0
-    rows, weight = torch.randn(9, 32 * geometry.head_dim, dtype=dtype, device=device), _weight(geometry, dtype, device)
-    normed = rms_norm(rows, weight, 1e-6, False).float()
-    yield "rms_norm", _apart(normed, plain_rms_norm(rows.float(), weight.float(), 1e-6, False)), 2 * rounding
     yield from _scoring_errors(geometry, dtype, device, scale, rounding)
-
-
-def _weight(geometry: ModelGeometry, dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.linspace(0.5, 1.5, 32 * geometry.head_dim, device=device).to(dtype)
 
 
 def _query(geometry: ModelGeometry, batch: int, dtype: torch.dtype, device: torch.device) -> Tensor:

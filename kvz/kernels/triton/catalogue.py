@@ -15,8 +15,6 @@ from kvz.kernels.triton import (
     plane_scores,
     query_rows,
     ragged_attention,
-    rms_norm,
-    row_lse,
     select_top,
     sparse_attention,
 )
@@ -36,9 +34,7 @@ SOURCES: tuple[Callable[[], Iterable[Launch]], ...] = (
     sparse_attention.launches,
     merge_splits.launches,
     kvzip_score.launches,
-    row_lse.launches,
     attention_sum.launches,
-    rms_norm.launches,
 )
 """A function a kernel's module. A new kernel is one file and one line here."""
 

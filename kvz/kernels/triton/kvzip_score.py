@@ -1,6 +1,6 @@
 """KVzip's scores of all KV heads of a layer in one launch (arXiv 2505.23416): the largest weight each key is given.
 
-The second of two passes: log-sum-exps of the rows are there already, from attention or from `row_lse`. Exact: no weight
+The second of two passes: log-sum-exps of the rows are there already, from attention. Exact: no weight
 is left out, and none but the largest is exponentiated.
 
 For H KV heads of G query heads, n rows each, m keys of D dimensions in b bytes: 2 H G n m D flops on tensor cores, and
