@@ -20,6 +20,8 @@ from kvz.report.token_runs import texts_of
 
 __all__ = ["write_html"]
 
+_MOST_TOKENS = 4_000_000  # a page of more is larger than browsers open; and without text nothing confirms the number
+
 
 def write_html(opened: ArchiveFile, facts: dict[str, str], output: str, model: str | None, force: bool) -> None:
     """Write the page of an archive to `output`, "-" for stdout.
@@ -27,17 +29,25 @@ def write_html(opened: ArchiveFile, facts: dict[str, str], output: str, model: s
     The archive's checksums are checked. Raises UsageError or OutputError where the page cannot go, CorruptArchive, and
     ModelError or ArchiveMismatch where `model`, if given, cannot decode the text.
     """
+    _check_length(opened.manifest.prompt.context_tokens)
     target = _target(opened, output, force)
     archive = load(opened.path)
     texts, no_text = _texts(archive, model, console.terminal_progress(quiet=False))
     shown = {name: wording.printable(value) for name, value in facts.items()}
     page = archive_page(archive, shown, texts, no_text).encode()
+    archive.check_unchanged()
     if target is None:
         _write_to_stdout(page)
         return
     with atomic_file(target, force) as file:
         file.write(page)
     console.note(f"{target}: {wording.size(len(page))}" + (", without the text" if texts is None else ""))
+
+
+def _check_length(tokens: int) -> None:
+    if tokens > _MOST_TOKENS:
+        held, most = wording.quantity(tokens), wording.quantity(_MOST_TOKENS)
+        raise UsageError(f"a page shows {most} tokens at most, and the document has {held}; leave --html out")
 
 
 def _target(opened: ArchiveFile, output: str, force: bool) -> Path | None:

@@ -23,7 +23,7 @@ def verify(
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Check an archive: header, every checksum, offsets and positions; with -m, that the model is the right one."""
+    """Check an archive: header, manifest, every checksum, what each tensor holds; with -m, that the model is right."""
     opened = open_archive(archive)
     progress = console.terminal_progress(quiet)
     total = opened.header.file_size - opened.header.data_start
@@ -35,13 +35,16 @@ def verify(
             checked = now
     finally:
         progress.finish()
-    from kvz.format.tensors import check_cache
-
-    check_cache(opened)
+    vocabulary = None
     if model is not None:
         from kvz.archive import check_identity, identity_of
 
-        check_identity(opened.manifest, identity_of(opened.manifest, model, progress))
+        identity = identity_of(opened.manifest, model, progress)
+        check_identity(opened.manifest, identity)
+        vocabulary = identity.vocabulary_size
+    from kvz.format.soundness import check_tensors
+
+    check_tensors(opened, vocabulary)
     tensors = len(opened.header.tensors)
     if as_json:
         console.emit_json({"archive": archive, "ok": True, "tensors": tensors, "bytes": checked, "model": model})

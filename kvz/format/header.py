@@ -120,7 +120,10 @@ def read_header(file: OpenFile) -> Header:
 
 def _parse(raw: bytes, path: Path, size: int) -> Header:
     try:
-        table = json.loads(raw[8:].decode(), object_pairs_hook=_unique)
+        text = raw[8:].decode().rstrip(" ")
+        if not (text.startswith("{") and text.endswith("}")):
+            raise ValueError("not one object and spaces")
+        table = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_number)
     except (ValueError, RecursionError):
         _refuse(path, "is not a .kvz archive, or its header is damaged")
     metadata = table.pop("__metadata__", None) if isinstance(table, dict) else None
@@ -184,6 +187,10 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(table) != len(pairs):
         raise ValueError("a name occurs twice")
     return table
+
+
+def _no_number(name: str) -> NoReturn:
+    raise ValueError(f"JSON has no {name}")
 
 
 def _count(shape: Iterable[int]) -> int:

@@ -27,8 +27,10 @@ __all__ = [
 
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Positive = Annotated[int, Meta(ge=1, le=2**31)]
-Digest = Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
+Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}\Z")]
 _KINDS = ("full", "sliding")
+_DTYPES = ("bfloat16", "float16", "float32")
+_PARTS = ("head", "middle", "tail")
 Parameter = bool | int | float | str | None
 
 
@@ -96,7 +98,7 @@ class SourceInfo(Struct, frozen=True):
     """
 
     name: str
-    sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+    sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
     bytes: Count
     text_included: bool
     truncated: str | None = None
@@ -203,26 +205,51 @@ def decode_manifest(text: str, path: str) -> Manifest:
 
 
 def _check_consistency(manifest: Manifest, path: str) -> None:
-    layers, compression = manifest.model.layers, manifest.compression
-    for index, layer in enumerate(layers):
+    for index, layer in enumerate(manifest.model.layers):
         if layer.kind not in _KINDS:
             raise ArchiveVersion(f"{path}: layer {index} is of kind '{layer.kind[:40]}', unknown here; upgrade kvz")
-    context = manifest.prompt.context_tokens
-    evicted = [layer.kv_heads if layer.kind == "full" else 0 for layer in layers]
-    total = sum(evicted) * context
-    problems = {
-        "kept does not list every layer and head": [len(k) for k in compression.kept] != evicted,
-        "a head keeps more pairs than there are": any(k > context for row in compression.kept for k in row),
-        "pairs_kept is not the sum of kept": sum(map(sum, compression.kept)) != compression.pairs_kept,
-        "pairs_total is not heads times tokens": total != compression.pairs_total,
-        "no layer is a full one": not any(evicted),
-        "a layer's window does not go with its kind": any(
-            (x.kind == "sliding") != (x.window is not None) for x in layers
-        ),
-        "page bounds have neither 16 nor 8 bits": manifest.pages is not None and manifest.pages.bits not in (8, 16),
-    }
+    problems = {**_model_problems(manifest), **_source_problems(manifest), **_compression_problems(manifest)}
     for problem, found in problems.items():
         if found:
             raise CorruptArchive(f"{path}: the manifest contradicts itself ({problem}); the archive is damaged")
     if manifest.quantisation is not None:
         raise ArchiveVersion(f"{path}: its pairs are quantised ({manifest.quantisation.scheme[:40]}); upgrade kvz")
+
+
+def _model_problems(manifest: Manifest) -> dict[str, bool]:
+    model, layers = manifest.model, manifest.model.layers
+    return {
+        "the dtype is neither bfloat16 nor float16 nor float32": model.dtype not in _DTYPES,
+        "query_heads is no multiple of a layer's KV heads": any(model.query_heads % x.kv_heads for x in layers),
+        "no layer is a full one": not any(x.kind == "full" for x in layers),
+        "a layer's window does not go with its kind": any(
+            (x.kind == "sliding") != (x.window is not None) for x in layers
+        ),
+        "prefix and context are longer than max_positions": manifest.logical_length > model.max_positions,
+        "page bounds have neither 16 nor 8 bits": manifest.pages is not None and manifest.pages.bits not in (8, 16),
+    }
+
+
+def _source_problems(manifest: Manifest) -> dict[str, bool]:
+    source = manifest.source
+    return {
+        "the name of the source has folders": "/" in source.name,
+        "truncated is neither head nor middle nor tail": source.truncated not in (None, *_PARTS),
+        "truncated and dropped_tokens do not agree": (source.truncated is None) != (source.dropped_tokens == 0),
+    }
+
+
+def _compression_problems(manifest: Manifest) -> dict[str, bool]:
+    compression, context = manifest.compression, manifest.prompt.context_tokens
+    kept, ratio, budget = compression.kept, compression.ratio, compression.budget
+    evicted = [layer.kv_heads if layer.kind == "full" else 0 for layer in manifest.model.layers]
+    return {
+        "kept does not list every layer and head": [len(row) for row in kept] != evicted,
+        "a head keeps no pair of the context": any(k < 1 for row in kept for k in row),
+        "a head keeps more pairs than there are": any(k > context for row in kept for k in row),
+        "pairs_kept is not the sum of kept": sum(map(sum, kept)) != compression.pairs_kept,
+        "pairs_total is not heads times tokens": sum(evicted) * context != compression.pairs_total,
+        "not one of ratio and budget is given": (ratio is None) == (budget is None),
+        "the ratio is not in (0, 1]": ratio is not None and not 0 < ratio <= 1,
+        "the budget is less than 1": budget is not None and budget < 1,
+    }

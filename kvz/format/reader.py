@@ -6,6 +6,7 @@ their checksums, offsets and positions against each other.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,13 +15,21 @@ from pathlib import Path
 import xxhash
 
 from kvz.errors import CorruptArchive
-from kvz.format.header import Header, TensorEntry, read_header
+from kvz.format.header import ALIGNMENT, Header, TensorEntry, read_header
 from kvz.format.manifest import Manifest, decode_manifest
 from kvz.format.open_file import OpenFile
 
-__all__ = ["ArchiveFile", "archive_bytes", "open_archive", "unchanged"]
+__all__ = ["PADDING", "ArchiveFile", "archive_bytes", "open_archive", "unchanged"]
+
+PADDING = re.compile("pad[.][0-9]+")
+"""Names of padding tensors."""
 
 _BLOCK = 1 << 22
+_NAMES = re.compile(
+    "token_ids|layers[.](0|[1-9][0-9]*)[.]"
+    "(offsets|positions|keys|values|planes|plane_ranges|page_max|page_min|page_grid)"
+)
+_PADDING_SHAPES = {(count,) for count in range(1, ALIGNMENT)}
 
 
 @dataclass(frozen=True)
@@ -89,8 +98,9 @@ def open_archive(path: str | Path) -> ArchiveFile:
 
 
 def _check_tensors(header: Header, manifest: Manifest, path: Path) -> None:
-    """The file must have the tensors that its manifest calls for, with checksums."""
-    for name, wanted in _expected(manifest).items():
+    """The file must have the tensors that its manifest calls for, no others of their names, and all their checksums."""
+    expected = _expected(manifest)
+    for name, wanted in expected.items():
         entry = header.tensors.get(name)
         if entry is None:
             raise CorruptArchive(f"{path} is damaged: tensor '{name}' is missing")
@@ -99,8 +109,15 @@ def _check_tensors(header: Header, manifest: Manifest, path: Path) -> None:
                 f"{path} is damaged: tensor '{name}' is {entry.dtype[:20]} {list(entry.shape)}, "
                 f"the manifest says {wanted[0]} {list(wanted[1])}"
             )
+    for name, entry in header.tensors.items():
+        if name not in expected and _NAMES.fullmatch(name):
+            raise CorruptArchive(f"{path} is damaged: the manifest says that there is no tensor '{name[:60]}'")
+        if PADDING.fullmatch(name) and not (entry.dtype == "U8" and entry.shape in _PADDING_SHAPES):
+            raise CorruptArchive(f"{path} is damaged: '{name[:60]}' is no padding of 1 to 63 bytes")
     if missing := header.tensors.keys() - manifest.checksums.keys():
         raise CorruptArchive(f"{path} is damaged: tensor '{min(missing)[:60]}' has no checksum")
+    if missing := manifest.checksums.keys() - header.tensors.keys():
+        raise CorruptArchive(f"{path} is damaged: there is a checksum of '{min(missing)[:60]}', and no such tensor")
 
 
 def archive_bytes(header: Header) -> dict[str, int]:
@@ -121,7 +138,7 @@ _DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 
 def _expected(manifest: Manifest) -> dict[str, tuple[str, tuple[int, ...]]]:
     """dtype and shape of every tensor that the manifest calls for."""
-    dtype = _DTYPES.get(manifest.model.dtype, "?")
+    dtype = _DTYPES[manifest.model.dtype]
     expected: dict[str, tuple[str, tuple[int, ...]]] = {}
     if manifest.source.text_included:
         expected["token_ids"] = ("I32", (manifest.logical_length,))

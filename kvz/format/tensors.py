@@ -16,7 +16,7 @@ from kvz.errors import CorruptArchive
 from kvz.format.manifest import Manifest
 from kvz.format.reader import ArchiveFile, unchanged
 
-__all__ = ["check_cache", "read_cache"]
+__all__ = ["Find", "check_ids", "layer_of", "read_cache", "read_tensor"]
 
 _DTYPES = {
     "BF16": torch.bfloat16,
@@ -35,7 +35,7 @@ def read_cache(
     """The cache and the token ids (`[prefix + S]` int32, None if left out) of an archive.
 
     On a CPU the tensors are views of `data`, the archive's data section, which is mapped unless it is given. Raises
-    CorruptArchive if offsets or positions are not what the manifest says.
+    CorruptArchive if ids, offsets or positions are not what the manifest says.
     """
     manifest = archive.manifest
     data = archive.data(mapped=True) if data is None else data
@@ -45,27 +45,35 @@ def read_cache(
 
     with unchanged(archive.file):
         token_ids = find("token_ids") if manifest.source.text_included else None
+        if token_ids is not None:
+            check_ids(token_ids, archive)
         layers = []
         for index in range(len(manifest.model.layers)):
-            layer = _layer(find, manifest, index)
-            _refuse_problem(layer.offsets, layer.positions, archive, index)
+            layer = layer_of(find, archive, index)
             layers.append(layer if device.type == "cpu" else layer.to(device))
     return RaggedCache(tuple(layers), manifest.logical_length), token_ids
 
 
-def check_cache(archive: ArchiveFile) -> None:
-    """Raise CorruptArchive if offsets or positions are not what the manifest says; a layer's at a time are read."""
+def read_tensor(archive: ArchiveFile, name: str) -> Tensor:
+    """A copy of one tensor, read from the file. Raises ArchiveError."""
+    entry = archive.header.tensors[name]
+    read = memoryview(bytearray(entry.nbytes))
+    archive.file.read_into(archive.header.data_start + entry.begin, read)
+    return _tensor(read, 0, entry.dtype, entry.shape)
 
-    def find(name: str) -> Tensor:
-        entry = archive.header.tensors[name]
-        read = memoryview(bytearray(entry.nbytes))
-        archive.file.read_into(archive.header.data_start + entry.begin, read)
-        return _tensor(read, 0, entry.dtype, entry.shape)
 
-    with unchanged(archive.file):
-        for index in range(len(archive.manifest.model.layers)):
-            offsets, positions = (find(f"layers.{index}.{name}") for name in ("offsets", "positions"))
-            _refuse_problem(offsets, positions, archive, index)
+def layer_of(find: Find, archive: ArchiveFile, index: int) -> RaggedLayer:
+    """Layer `index`, of the tensors that `find` gives by name.
+
+    Raises CorruptArchive if its offsets or positions are not what the manifest says.
+    """
+    manifest = archive.manifest
+    names = ("keys", "values", "offsets", "positions")
+    keys, values, offsets, positions = (find(f"layers.{index}.{name}") for name in names)
+    if problem := _problem(offsets, positions, manifest, index):
+        raise CorruptArchive(f"{archive.path} is damaged: layer {index} {problem}")
+    layer = RaggedLayer(keys, values, offsets, positions, manifest.model.layers[index].window)
+    return replace(layer, **_indexes(find, manifest, index))
 
 
 def _view(archive: ArchiveFile, data: memoryview, name: str) -> Tensor:
@@ -80,13 +88,6 @@ def _tensor(data: memoryview, begin: int, dtype: str, shape: tuple[int, ...]) ->
         return torch.empty(shape, dtype=kind)
     found = torch.frombuffer(data, dtype=kind, count=count, offset=begin).view(shape)
     return found.clone() if found.data_ptr() % kind.itemsize else found  # a writer that does not align
-
-
-def _layer(find: Find, manifest: Manifest, index: int) -> RaggedLayer:
-    names = ("keys", "values", "offsets", "positions")
-    keys, values, offsets, positions = (find(f"layers.{index}.{name}") for name in names)
-    layer = RaggedLayer(keys, values, offsets, positions, manifest.model.layers[index].window)
-    return replace(layer, **_indexes(find, manifest, index))
 
 
 def _indexes(find: Find, manifest: Manifest, index: int) -> dict[str, Any]:
@@ -105,17 +106,18 @@ def _indexes(find: Find, manifest: Manifest, index: int) -> dict[str, Any]:
     return found
 
 
-def _refuse_problem(offsets: Tensor, positions: Tensor, archive: ArchiveFile, index: int) -> None:
-    if problem := _problem(offsets, positions, archive.manifest, index):
-        raise CorruptArchive(f"{archive.path} is damaged: layer {index} {problem}")
+def check_ids(token_ids: Tensor, archive: ArchiveFile) -> None:
+    """Raise CorruptArchive if a token id is negative."""
+    if bool((token_ids < 0).any()):
+        raise CorruptArchive(f"{archive.path} is damaged: a token id is negative")
 
 
-def _problem(offsets: Tensor, layer_positions: Tensor, manifest: Manifest, index: int) -> str | None:
+def _problem(offsets: Tensor, positions: Tensor, manifest: Manifest, index: int) -> str | None:
     """What is wrong with a layer's offsets or positions, or None."""
-    lengths = manifest.head_lengths(index)
+    lengths, prefix = manifest.head_lengths(index), manifest.prompt.prefix_tokens
     if offsets.diff().tolist() != lengths or int(offsets[0]) != 0:
         return "has offsets that are not the head lengths in the manifest"
-    positions, starts = layer_positions.long(), offsets[:-1][offsets.diff() > 0]
+    positions, starts = positions.long(), offsets[:-1][offsets.diff() > 0]
     if not positions.numel():
         return None
     if int(positions.min()) < 0 or int(positions.max()) >= manifest.logical_length:
@@ -125,7 +127,9 @@ def _problem(offsets: Tensor, layer_positions: Tensor, manifest: Manifest, index
     rising[starts] = True
     if not bool(rising.all()):
         return "has positions out of order inside a head"
-    first = manifest.logical_length - lengths[0]  # rising, and as many as there are from here: the last ones
-    if manifest.model.layers[index].window is not None and int(positions.min()) != first:
-        return "has positions that are not its last window"
+    if manifest.model.layers[index].window is not None:  # rising, as many as there are from the first: the last ones
+        first = manifest.logical_length - lengths[0]
+        return None if int(positions.min()) == first else "has positions that are not its last window"
+    if prefix and bool((positions[starts + prefix - 1] != prefix - 1).any()):
+        return "has a head without all positions of the prefix"
     return None

@@ -108,6 +108,43 @@ def test_verify_names_the_damaged_tensor(run: Run, archive: Path, tmp_path: Path
     run("verify", tmp_path / "a.kvz", "--json").failed(f"layers.2.{kind}")
 
 
+@pytest.mark.parametrize(
+    ("part", "field", "value", "words"),
+    [
+        ("model", "query_heads", 7, "query_heads"),
+        ("model", "max_positions", 20, "max_positions"),
+        ("compression", "ratio", 7, "ratio"),
+    ],
+)
+@pytest.mark.parametrize("command", ["verify", "inspect"])
+def test_a_manifest_that_the_format_forbids(
+    run: Run, archive: Path, tmp_path: Path, command: str, part: str, field: str, value: int, words: str
+) -> None:
+    forged = Forgery.of(archive)
+    forged.manifest[part][field] = value
+    (tmp_path / "a.kvz").write_bytes(forged.sealed())
+    run(command, tmp_path / "a.kvz").failed(words, "damaged")
+
+
+def test_verify_looks_at_what_the_checksums_cannot_tell(run: Run, archive: Path, tmp_path: Path) -> None:
+    forged = Forgery.of(archive)
+    begin, end = forged.table["layers.0.planes"]["data_offsets"]
+    forged.put("layers.0.planes", bytes(end - begin))
+    (tmp_path / "a.kvz").write_bytes(forged.sealed())
+    run("verify", tmp_path / "a.kvz").failed("layer 0", "bit planes", "damaged")
+
+
+def test_verify_with_a_model_compares_token_ids_with_its_vocabulary(
+    run: Run, archive: Path, tmp_path: Path, tiny_folder: Path
+) -> None:
+    forged = Forgery.of(archive)
+    begin, end = forged.table["token_ids"]["data_offsets"]
+    forged.put("token_ids", bytes(end - begin - 4) + (2**30).to_bytes(4, "little"))
+    (tmp_path / "a.kvz").write_bytes(forged.sealed())
+    run("verify", tmp_path / "a.kvz").succeeded()
+    run("verify", tmp_path / "a.kvz", "-m", tiny_folder).failed("token ids", "damaged")
+
+
 def test_inspect_reads_the_header_only(run: Run, archive: Path, tmp_path: Path) -> None:
     data = bytearray(archive.read_bytes())
     data[-1] ^= 1

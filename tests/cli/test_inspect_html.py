@@ -145,7 +145,7 @@ def test_another_tokenizer_in_the_model_s_place(
 def test_ids_that_the_model_does_not_have(run: Run, archive: Path, tmp_path: Path) -> None:
     forged = Forgery.of(archive)
     begin, end = forged.table["token_ids"]["data_offsets"]
-    forged.put("token_ids", b"\xff" * (end - begin))
+    forged.put("token_ids", b"\xff\xff\xff\x7f" * ((end - begin) // 4))
     (tmp_path / "a.kvz").write_bytes(forged.sealed())
     page = page_of(run, tmp_path / "a.kvz")
     assert "token ids that" in " ".join(p.text for p in page.all("p"))
@@ -210,3 +210,16 @@ def test_a_page_in_the_place_of_a_link_to_nothing(run: Run, archive: Path, tmp_p
     run("inspect", archive, "--html", tmp_path / "a.html").failed("a.html exists; give --force to replace it")
     run("inspect", archive, "--html", tmp_path / "a.html", "--force").succeeded()
     assert not (tmp_path / "a.html").is_symlink()
+
+
+def test_a_number_of_tokens_that_nothing_confirms_takes_no_memory(run: Run, archive: Path, tmp_path: Path) -> None:
+    forged, tokens = Forgery.of(archive), 2_000_000_000
+    forged.drop("token_ids")
+    forged.manifest["source"]["text_included"] = False
+    forged.manifest["model"]["max_positions"] = 2**31
+    forged.manifest["prompt"]["context_tokens"] = tokens
+    forged.manifest["compression"]["pairs_total"] = 6 * tokens
+    (tmp_path / "a.kvz").write_bytes(forged.sealed())
+    run("inspect", tmp_path / "a.kvz", "--html", tmp_path / "a.html").failed("2,000,000,000", status=2)
+    assert "2,000,000,000 context" in run("inspect", tmp_path / "a.kvz").succeeded().text
+    run("verify", tmp_path / "a.kvz").succeeded()

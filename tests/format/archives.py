@@ -77,7 +77,7 @@ def make_manifest(
         for index, (row, dim) in enumerate(zip(kept, dims, strict=True))
     )
     return Manifest(
-        model=ModelInfo("tiny", None, "LlamaForCausalLM", "a" * 32, dtype, 6, 4096, layers),
+        model=ModelInfo("tiny", None, "LlamaForCausalLM", "a" * 32, dtype, 12, 4096, layers),
         tokenizer=TokenizerInfo("b" * 32, "c" * 32),
         prompt=PromptInfo("chat", prefix, context, None, QuestionInfo("\n\n", (5, 6), (2,), ())),
         source=SourceInfo("naïve 数据.txt", "d" * 64, 1234, text),

@@ -320,8 +320,9 @@ def test_sizes_that_cannot_be_are_refused_at_once(tmp_path: Path, forgery: Forge
 
 def test_huge_counts_in_the_manifest_are_refused_at_once(tmp_path: Path, forgery: Forgery) -> None:
     manifest = forgery.manifest
-    manifest["prompt"]["context_tokens"] = 2**31 - 1
-    manifest["compression"].update(pairs_total=6 * (2**31 - 1), pairs_kept=6 * 2**30, kept=[[2**30] * 2] * 3)
+    manifest["model"]["max_positions"] = 2**31
+    manifest["prompt"]["context_tokens"] = 2**31 - 2
+    manifest["compression"].update(pairs_total=6 * (2**31 - 2), pairs_kept=6 * 2**30, kept=[[2**30] * 2] * 3)
     began = time.perf_counter()
     assert "manifest says" in refuse(tmp_path / "a.kvz", forgery.sealed())
     assert time.perf_counter() - began < 2

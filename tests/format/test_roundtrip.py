@@ -19,9 +19,9 @@ from tests.format.archives import Sample, make_sample, same_bits, tensors_of
 
 @st.composite
 def samples(draw: st.DrawFn) -> Sample:
-    """Archives of any raggedness, heads without a pair among them."""
+    """Archives of any raggedness, heads with a single pair among them."""
     layers = draw(st.integers(1, 4))
-    kept = [tuple(draw(st.lists(st.integers(0, 40), min_size=1, max_size=4))) for _ in range(layers)]
+    kept = [tuple(draw(st.lists(st.integers(1, 40), min_size=1, max_size=4))) for _ in range(layers)]
     for index in range(1, layers):
         if draw(st.booleans()):
             kept[index] = ()  # a sliding layer
