@@ -149,7 +149,10 @@ checked, those of the tensors are not (see [verify](#kvz-verify)).
 of each layer and head as a heat map, how many heads kept a token, and the document's text shaded by it. The text is
 decoded with the tokenizer of the model in the archive; where the archive has no token ids (`--omit-text`) or the model
 is not on this machine, tokens are dots and the page says why. Nothing is fetched, unless `-m` names it. A page with the
-text holds the document, as the archive does.
+text holds the document, as the archive does. It shows 4,000,000 tokens at most.
+
+`-v` shows the text before the document as well, control tokens included: what the chat template puts there, the system
+text, and the date of compressing where a template writes one. A long one is cut in the middle, but not in `--json`.
 
 `--json` prints one object:
 
@@ -159,11 +162,13 @@ text holds the document, as the archive does.
 | `format_version` | version of the [format](format.md) |
 | `bytes` | bytes of each kind of tensor, of `padding` and of the `header` |
 | `manifest` | the [manifest](format.md#manifest) |
+| `prefix` | with `-v`, the text before the document, or null where it cannot be shown |
 """,
     "verify": """\
 Checks everything that can be checked without a model: the header and its checksum, the manifest, every tensor's
-checksum, offsets and positions. With `-m`, also that the model, its tokenizer and its chat template are those that the
-archive was made with. A sound archive gives a line on stdout and status 0; any other gives an error and status 1.
+checksum, offsets, positions, padding, and that the indexes follow from the keys. With `-m`, also that the model, its
+tokenizer and its chat template are those that the archive was made with, and that the model knows the token ids. A sound
+archive gives a line on stdout and status 0; any other gives an error and status 1.
 
 `--json` prints one object for a sound archive, and none for another:
 

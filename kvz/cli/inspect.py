@@ -1,4 +1,4 @@
-"""kvz inspect: what is inside an archive. Without --html it reads the header alone, without torch and numpy."""
+"""kvz inspect: what is inside an archive. Without -v and --html it reads the header alone, without torch and numpy."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from kvz.format.reader import ArchiveFile, archive_bytes, open_archive
 
 __all__ = ["inspect"]
 
+_SHOWN = 300  # characters of the beginning and of the end of a long text
+
 
 def inspect(
     archive: ArchivePath,
@@ -29,27 +31,55 @@ def inspect(
     ] = None,
     model: ModelOption = None,
     force: Annotated[bool, typer.Option("--force", "-f", help="Replace an existing FILE.")] = False,
+    verbose: Annotated[
+        bool,
+        typer.Option(
+            "--verbose", "-v", help="Also the text before the document: system text, and dates of a template."
+        ),
+    ] = False,
 ) -> None:
     """Show what is inside an archive: document, model, what was kept in each layer and head, and sizes.
 
-    The text in a page is decoded with the tokenizer of the model in the archive if it is on this machine, or of -m.
+    Text is decoded with the tokenizer of the model in the archive if it is on this machine, or of -m.
     """
     if html is not None and as_json:
         raise UsageError("give --html or --json, not both")
-    if html is None and (force or model is not None):
-        raise UsageError("-m and --force are for --html FILE, which is not given")
+    if html is None and force:
+        raise UsageError("--force is for --html FILE, which is not given")
+    if html is None and not verbose and model is not None:
+        raise UsageError("-m is for --html FILE and -v, which are not given")
     opened = open_archive(archive)
+    more = _prefix(opened, model) if verbose else {}
     if html is not None:
         from kvz.cli.inspect_html import write_html
 
-        write_html(opened, _facts(opened), html, model, force)
+        write_html(opened, _facts(opened) | _shown(more), html, model, force)
         return
     if as_json:
-        console.emit_json(_as_json(opened))
+        console.emit_json(_as_json(opened) | {name: text for name, (text, _) in more.items()})
         return
-    facts = [f"{name:>9}  {value}" for name, value in _facts(opened).items()]
+    facts = [f"{name:>9}  {value}" for name, value in (_facts(opened) | _shown(more)).items()]
     for line in [*facts, "", *_chart(opened.manifest)]:
         console.emit(wording.printable(line))
+
+
+def _prefix(opened: ArchiveFile, model: str | None) -> dict[str, tuple[str | None, str]]:
+    from kvz.cli.inspect_prefix import prefix_of
+
+    return {"prefix": prefix_of(opened, model)}
+
+
+def _shown(more: dict[str, tuple[str | None, str]]) -> dict[str, str]:
+    """Texts as facts; of one that cannot be shown, the reason."""
+    return {name: f"not shown: {why}" if text is None else _cut(text) or "none" for name, (text, why) in more.items()}
+
+
+def _cut(text: str) -> str:
+    """`text` for a line: what is between the beginning and the end of a long one is counted, not shown."""
+    left_out = len(text) - 2 * _SHOWN
+    if left_out <= 0:
+        return text
+    return f"{text[:_SHOWN]} ... ({wording.quantity(left_out)} characters) ... {text[-_SHOWN:]}"
 
 
 def _as_json(opened: ArchiveFile) -> dict[str, Any]:

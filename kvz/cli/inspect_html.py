@@ -6,14 +6,13 @@ import sys
 from pathlib import Path
 
 from kvz import wording
-from kvz.archive import Archive, identity_of, load
+from kvz.archive import Archive, load
 from kvz.cli import console
+from kvz.cli.archive_tokenizer import find_tokenizer
 from kvz.cli.targets import check_output
-from kvz.errors import ArchiveMismatch, KvzError, ModelError, OutputError, UsageError
+from kvz.errors import OutputError, UsageError
 from kvz.format.atomic import atomic_file
 from kvz.format.reader import ArchiveFile
-from kvz.models.presence import is_present
-from kvz.models.tokenizer import Tokenizer
 from kvz.progress import Progress
 from kvz.report.archive_page import archive_page
 from kvz.report.token_runs import texts_of
@@ -70,28 +69,8 @@ def _texts(archive: Archive, model: str | None, progress: Progress) -> tuple[lis
     if archive.token_ids is None:
         return None, "The archive was made without its token ids (--omit-text), so there is no text to show."
     ids = archive.token_ids[archive.manifest.prompt.prefix_tokens :].tolist()
-    info = archive.manifest.model
-    if model is None and not is_present(info.id, info.revision):
-        return None, f"The text is left out: the model {info.id} is not on this machine (say with -m where it is)."
-    try:
-        return texts_of(_tokenizer(archive, model, progress, ids), ids), ""
-    except KvzError as error:
-        if model is not None:
-            raise
-        return None, f"The text is left out: {error}."
-
-
-def _tokenizer(archive: Archive, model: str | None, progress: Progress, ids: list[int]) -> Tokenizer:
-    """The tokenizer the archive was made with. Raises ModelError or ArchiveMismatch."""
-    identity = identity_of(archive.manifest, model, progress)
-    if identity.fingerprints.tokenizer != archive.manifest.tokenizer.fingerprint:
-        raise ArchiveMismatch(
-            f"the tokenizer of {identity.source.id} is not that of {archive.manifest.model.id}, "
-            "which the archive was made with; give that model with -m"
-        )
-    if not all(0 <= token < identity.vocabulary_size for token in ids):
-        raise ModelError(f"the archive has token ids that {identity.source.id} does not know")
-    return identity.tokenizer
+    tokenizer, reason = find_tokenizer(archive.manifest, ids, model, progress)
+    return (None, f"The text is left out: {reason}.") if tokenizer is None else (texts_of(tokenizer, ids), "")
 
 
 def _write_to_stdout(page: bytes) -> None:

@@ -49,6 +49,14 @@ class ArchiveFile:
         """The data section, mapped or read into memory. Raises ArchiveError."""
         return self.file.contents(self.header.data_start, mapped)
 
+    def read(self, name: str) -> bytes:
+        """The bytes of one tensor, compared with its checksum. Raises ArchiveError or CorruptArchive."""
+        entry = self.header.tensors[name]
+        data = bytearray(entry.nbytes)
+        self.file.read_into(self.header.data_start + entry.begin, memoryview(data))
+        self._compare(entry, xxhash.xxh3_128_hexdigest(data))
+        return bytes(data)
+
     def verify_checksums(self, data: memoryview | None = None) -> Iterator[int]:
         """Compare every tensor with its checksum, yielding the bytes checked so far; raises CorruptArchive.
 
@@ -64,13 +72,16 @@ class ArchiveFile:
                 else:
                     self.file.read_into(self.header.data_start + start, block[: end - start])
                     digest.update(block[: end - start])
-            if digest.hexdigest() != self.manifest.checksums[entry.name]:
-                self.file.check_unchanged()
-                raise CorruptArchive(
-                    f"{self.path} is damaged: tensor '{entry.name}' does not match its checksum; compress again"
-                )
+            self._compare(entry, digest.hexdigest())
             checked += entry.nbytes
             yield checked
+
+    def _compare(self, entry: TensorEntry, digest: str) -> None:
+        if digest != self.manifest.checksums[entry.name]:
+            self.file.check_unchanged()
+            raise CorruptArchive(
+                f"{self.path} is damaged: tensor '{entry.name}' does not match its checksum; compress again"
+            )
 
 
 @contextmanager

@@ -123,9 +123,10 @@ class Tokenizer:
             raise ModelError(f"the text contains the control token '{token}' and this tokenizer cannot spell it out")
         return ids
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Text of `ids`, control tokens left out."""
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+    def decode(self, ids: Sequence[int], control: bool = False) -> str:
+        """Text of `ids`, control tokens left out unless `control`."""
+        decoded = self._tokenizer.decode(list(ids), skip_special_tokens=not control, clean_up_tokenization_spaces=False)
+        return str(decoded)
 
     @cached_property
     def vocabulary(self) -> dict[str, int]:

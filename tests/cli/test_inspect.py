@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import os
+import re
+import shutil
 from pathlib import Path
 
 import msgspec
@@ -15,6 +18,7 @@ from tests.cli.conftest import Run
 from tests.cli.harness import finish, spawn
 from tests.conftest import TEXT
 from tests.format.archives import Forgery
+from tests.tiny import CHAT_TEMPLATE, make_model_folder
 
 
 def test_inspect_shows_what_was_kept(run: Run, archive: Path, tiny_folder: Path) -> None:
@@ -150,3 +154,72 @@ def test_inspect_reads_the_header_only(run: Run, archive: Path, tmp_path: Path) 
     data[-1] ^= 1
     (tmp_path / "a.kvz").write_bytes(data)
     run("inspect", tmp_path / "a.kvz").succeeded()
+
+
+DATED = "{{ '<|im_start|>system\nToday Date: ' + strftime_now('%d %b %Y') + '<|im_end|>\n' }}" + CHAT_TEMPLATE
+
+
+def prefix_line(text: str) -> str:
+    (line,) = [line for line in text.splitlines() if line.split()[:1] == ["prefix"]]
+    return line.split(maxsplit=1)[1]
+
+
+def test_inspect_v_shows_a_date_that_the_template_put_into_the_prefix(
+    run: Run, compress: Run, text_file: Path, out: Path, tmp_path: Path
+) -> None:
+    folder = make_model_folder(tmp_path / "dated", template=DATED)
+    days = [f"{datetime.date.today():%d %b %Y}"]
+    compress(text_file, "--system", "Be brief.\n\x1b[2J", model=folder).succeeded()
+    days.append(f"{datetime.date.today():%d %b %Y}")
+    want = [
+        rf"<|im_start|>system\nToday Date: {day}<|im_end|>\n"
+        r"<|im_start|>system\nBe brief.\n\x1b[2J<|im_end|>\n<|im_start|>user\n"
+        for day in days
+    ]
+    text = run("inspect", out / "a.kvz", "-v").succeeded().text
+    assert prefix_line(text) in want
+    plain = run("inspect", out / "a.kvz").succeeded().text
+    assert [line for line in text.splitlines() if not line.startswith("   prefix")] == plain.splitlines()
+    (shown,) = run("inspect", out / "a.kvz", "--json", "-v").succeeded().objects
+    assert shown["prefix"] in [line.encode().decode("unicode_escape") for line in want]
+    assert "prefix" not in run("inspect", out / "a.kvz", "--json").objects[0]
+    assert "Today Date" in run("inspect", out / "a.kvz", "-v", "--html", "-").succeeded().text
+
+
+def test_a_long_prefix_is_cut_in_the_middle(run: Run, compress: Run, text_file: Path, out: Path) -> None:
+    compress(text_file, "--system", "Begin. " + "All work and no play. " * 90 + "Today is Monday.").succeeded()
+    line = prefix_line(run("inspect", out / "a.kvz", "-v").succeeded().text)
+    assert len(line) < 1000
+    assert r"<|im_start|>system\nBegin. All work" in line
+    assert r"play. Today is Monday.<|im_end|>\n<|im_start|>user\n" in line
+    assert re.search(r" \.\.\. \(1,\d\d\d characters\) \.\.\. ", line)
+
+
+def test_why_a_prefix_is_not_shown(
+    run: Run, compress: Run, text_file: Path, out: Path, tmp_path: Path, tiny_folder: Path, other_tokenizer: Path
+) -> None:
+    gone = tmp_path / "gone"
+    shutil.copytree(tiny_folder, gone)
+    compress(text_file, model=gone).succeeded()
+    gone.rename(tmp_path / "moved")
+    assert "is not on this machine" in prefix_line(run("inspect", out / "a.kvz", "-v").succeeded().text)
+    moved = run("inspect", out / "a.kvz", "-v", "-m", tmp_path / "moved").succeeded()
+    assert prefix_line(moved.text) == r"<|im_start|>user\n"
+    run("inspect", out / "a.kvz", "-v", "-m", other_tokenizer).failed("the tokenizer of")
+    (shown,) = run("inspect", out / "a.kvz", "--json", "-v").succeeded().objects
+    assert shown["prefix"] is None
+    compress(text_file, "--omit-text", "--force").succeeded()
+    assert "--omit-text" in prefix_line(run("inspect", out / "a.kvz", "-v").succeeded().text)
+    plain = make_model_folder(tmp_path / "plain", template=None)
+    compress(text_file, "--force", model=plain).succeeded()
+    assert prefix_line(run("inspect", out / "a.kvz", "-v").succeeded().text) == "none"
+    run("inspect", out / "a.kvz", "-m", plain).failed("-m", "--html", status=2)
+
+
+def test_token_ids_are_compared_with_their_checksum_before_they_are_shown(
+    run: Run, archive: Path, tmp_path: Path
+) -> None:
+    header, data = open_archive(archive).header, bytearray(archive.read_bytes())
+    data[header.data_start + header.tensors["token_ids"].begin] ^= 1
+    (tmp_path / "a.kvz").write_bytes(data)
+    run("inspect", tmp_path / "a.kvz", "-v").failed("token_ids", "checksum")
