@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvz.kernels.decode_step import compiles
+from kvz.kernels.linear import FEW_ROWS
 from kvz.models.block import TorchBlock
 
 if TYPE_CHECKING:
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MOST_STEP_ROWS", "step_of"]
 
-MOST_STEP_ROWS = 8
+MOST_STEP_ROWS = FEW_ROWS
 """Rows of a pass: with more, matrix products of the BLAS are faster."""
 
 _TENSORS = (
