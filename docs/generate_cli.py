@@ -167,8 +167,8 @@ text, and the date of compressing where a template writes one. A long one is cut
     "verify": """\
 Checks everything that can be checked without a model: the header and its checksum, the manifest, every tensor's
 checksum, offsets, positions, padding, and that the indexes follow from the keys. With `-m`, also that the model, its
-tokenizer and its chat template are those that the archive was made with, and that the model knows the token ids. A sound
-archive gives a line on stdout and status 0; any other gives an error and status 1.
+tokenizer and its chat template are those that the archive was made with, and that the model knows the token ids. A
+sound archive gives a line on stdout and status 0; any other gives an error and status 1.
 
 `--json` prints one object for a sound archive, and none for another:
 
