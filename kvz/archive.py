@@ -162,9 +162,14 @@ def check_identity(manifest: Manifest, model: ModelIdentity) -> None:
         "the layers' geometry": geometry != model.geometry.shapes,
     }
     if differing := [name for name, differs in checks.items() if differs]:
+        older = (
+            "; an archive made from this file when kvz still ignored some of a GGUF file's metadata (scaled positions, "
+            "windows, head sizes) has to be made again"
+        )
         raise ArchiveMismatch(
             f"this archive was made with {theirs.model.id} ({theirs.model.architecture}); "
             f"{' and '.join(differing)} of {model.source.id} differ: ask with the model it was made with (-m)"
+            f"{older if theirs.model.id == model.source.id and theirs.model.id.endswith('.gguf') else ''}"
         )
     if any(i >= model.vocabulary_size for i in theirs.prompt.question.after_ids):
         raise CorruptArchive("the manifest's question ids are outside the model's vocabulary; the archive is damaged")

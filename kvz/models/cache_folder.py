@@ -6,10 +6,11 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 from platformdirs import user_cache_path
 
 from kvz.errors import ModelError
@@ -17,6 +18,7 @@ from kvz.errors import ModelError
 __all__ = ["build_once", "cache_folder", "is_complete"]
 
 _SIZES = "kvz-files.json"
+_PATIENCE = 0.5  # seconds of waiting that nobody has to be told of
 
 
 def cache_folder() -> Path:
@@ -37,17 +39,17 @@ def is_complete(folder: Path) -> bool:
         return False
 
 
-def build_once(folder: Path, build: Callable[[Path], None]) -> Path:
+def build_once(folder: Path, build: Callable[[Path], None], say: Callable[[str], None] = lambda message: None) -> Path:
     """Return `folder`, calling `build(partial)` to fill it first if it is not complete.
 
-    Only one process builds; the others wait. An interrupted build leaves a `.partial` folder that is never used and is
-    removed by the next one. Raises ModelError if the disk refuses.
+    Only one process builds; the others wait, and `say` is told so. An interrupted build leaves a `.partial` folder that
+    is never used and is removed by the next one. Raises ModelError if the disk refuses.
     """
     if is_complete(folder):
         return folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder.parent / f"{folder.name}.lock"):
+        with _lock(folder, say):
             if not is_complete(folder):
                 _build(folder, build)
     except OSError as error:
@@ -55,6 +57,20 @@ def build_once(folder: Path, build: Callable[[Path], None]) -> Path:
             f"cannot write the model cache {folder.parent}: {error.strerror or error}; set KVZ_CACHE to another"
         ) from error
     return folder
+
+
+@contextmanager
+def _lock(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
+    lock = FileLock(folder.parent / f"{folder.name}.lock")
+    try:
+        lock.acquire(timeout=_PATIENCE)
+    except Timeout:
+        say(f"waiting for another process that is fetching or converting {folder.name}")
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _open_to_all(folder: Path) -> None:

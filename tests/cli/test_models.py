@@ -10,11 +10,14 @@ import sys
 import time
 import zipfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from queue import Queue
 from types import SimpleNamespace
 
 import pytest
+from filelock import FileLock
 
 from kvz.errors import ModelError
 from kvz.models import embedded
@@ -67,7 +70,8 @@ def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> bytes:
     return path.read_bytes()
 
 
-def convert(gguf: Path, folder: Path) -> None:
+def convert(gguf: Path, folder: Path, say: Callable[[str], None]) -> None:
+    say("converting")
     (folder / "model.safetensors").write_bytes(b"converted " + gguf.read_bytes())
 
 
@@ -228,6 +232,17 @@ def test_two_processes_build_once(cache: Path, tmp_path: Path) -> None:
     assert [process.wait(60) for process in processes] == [0, 0]
     assert (tmp_path / "log").read_text() == "built\n"
     assert contents(cache) == ["model"]
+
+
+def test_waiting_for_another_process_is_said(cache: Path) -> None:
+    cache.mkdir()
+    said: Queue[str] = Queue()
+    with ThreadPoolExecutor(1) as pool:
+        with FileLock(cache / "model.lock"):
+            waiting = pool.submit(build_once, cache / "model", fill(b"one"), said.put)
+            assert "waiting for another process that is fetching or converting model" in said.get(timeout=30)
+        assert waiting.result(30) == cache / "model"
+    assert said.empty()
 
 
 def test_after_a_killed_build_the_next_one_builds(cache: Path, tmp_path: Path) -> None:

@@ -108,6 +108,15 @@ def test_fingerprints_tell_models_apart_but_not_dtypes(tmp_path, tiny, tiny_fold
     assert load_model(str(folder), "cpu", "float32").identity.fingerprints.model != tiny.identity.fingerprints.model
 
 
+@pytest.mark.model
+def test_the_embedded_model_is_the_same_however_it_was_converted(embedded):
+    """Archives made with it name these; a change of the conversion must not make them another model's."""
+    prints = embedded.identity.fingerprints
+    assert prints.model == "4d4a4ea76672d9545f092743b6e1d77d"
+    assert prints.tokenizer == "e7052088cff36cf3bca26b807cd5d8b8"
+    assert prints.template == "7b5d1bbdb738727bcbe44524606b3a27"
+
+
 def test_one_changed_tensor_changes_the_fingerprint(tmp_path, tiny):
     folder = make_model_folder(tmp_path)
     tensors = load_file(folder / "model.safetensors")
