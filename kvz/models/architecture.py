@@ -84,8 +84,21 @@ class Architecture:
     @classmethod
     def from_config(cls, config: Any) -> Architecture:
         """The record of a model's config. Raises UnsupportedModel, which names what kvz does not know."""
+        _check_weights(config)
         geometry_of(config)
         return ARCHITECTURES[config.model_type](_common(config), config)
+
+
+def _check_weights(config: Any) -> None:
+    """Raise UnsupportedModel for quantised weights: without their scales they are other weights."""
+    quantised = getattr(config, "quantization_config", None)
+    if quantised is None:
+        return
+    method = quantised.get("quant_method") if isinstance(quantised, dict) else getattr(quantised, "quant_method", None)
+    raise UnsupportedModel(
+        f"this model's weights are quantised (quantization_config: {method or 'of no method'}), which kvz cannot read; "
+        "use the model in bfloat16, float16 or float32, or a GGUF file of it"
+    )
 
 
 def _common(config: Any) -> Architecture:

@@ -220,6 +220,16 @@ class _FileTensors:
                     f"tensor {name} in {self._folder} is of dtype {part.get_dtype()}, which kvz cannot use; "
                     "use a checkpoint in bfloat16, float16 or float32"
                 )
+        if self._tied and "lm_head.weight" in self._where:
+            self._check_tied_head(self._where["lm_head.weight"].get_tensor("lm_head.weight"))
+
+    def _check_tied_head(self, head: Tensor) -> None:
+        embedding = self["embed_tokens.weight"]
+        if head.dtype != embedding.dtype or not torch.equal(head, embedding):
+            raise ModelError(
+                f"lm_head.weight in {self._folder} is not the embedding, as config.json has it (tie_word_embeddings); "
+                "one of the two is damaged"
+            )
 
     def _full(self, name: str) -> str:
         return name if name.startswith("lm_head") else f"{self._prefix}{name}"

@@ -56,7 +56,9 @@ def identify_model(name: str | Path | None, say: Callable[[str], None] = lambda 
     try:
         fingerprints = fingerprints_of(config, source.folder, tokenizer)
     except (SafetensorError, OSError) as error:
-        raise ModelError(f"cannot load the weights in {source.folder}: {first_line(error)}") from error
+        raise ModelError(
+            f"cannot load the weights in {source.folder}: {first_line(error)}; copy or fetch the model again"
+        ) from error
     return ModelIdentity(source, config, tokenizer, geometry_of(config), fingerprints, facts)
 
 

@@ -108,6 +108,83 @@ def test_fingerprints_tell_models_apart_but_not_dtypes(tmp_path, tiny, tiny_fold
     assert load_model(str(folder), "cpu", "float32").identity.fingerprints.model != tiny.identity.fingerprints.model
 
 
+def as_fp8(folder: Path) -> None:
+    """Weights of a layer in 8 bits with a scale of each matrix, as several programs write them."""
+    tensors = load_file(folder / "model.safetensors")
+    for name in [name for name in tensors if "layers.1" in name and tensors[name].ndim == 2]:
+        scale = tensors[name].abs().max() / 448
+        tensors[name] = (tensors[name] / scale).to(torch.float8_e4m3fn)
+        tensors[f"{name}_scale"] = scale
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    "method", ["modelopt", "fp8", "gptq", "awq", "bitsandbytes", "compressed-tensors", "new", None]
+)
+def test_quantised_weights_are_refused_by_name_before_they_are_read(tmp_path, monkeypatch, method):
+    folder = make_model_folder(tmp_path)
+    as_fp8(folder)
+    edit_config(folder, quantization_config={"quant_method": method} if method else {"bits": 4})
+    monkeypatch.setattr("kvz.models.identity.fingerprints_of", lambda *args: pytest.fail("the weights were read"))
+    with pytest.raises(
+        UnsupportedModel, match=rf"quantised.*quantization_config: {method or 'of no method'}"
+    ) as caught:
+        load_model(str(folder), "cpu", "float32")
+    assert "\n" not in str(caught.value)
+
+
+def test_scales_without_a_quantization_config_are_refused_by_name(tmp_path):
+    folder = make_model_folder(tmp_path)
+    as_fp8(folder)
+    with pytest.raises(ModelError, match=r"no use for, model\.layers\.1\.mlp\.down_proj\.weight_scale first"):
+        load_model(str(folder), "cpu", "float32")
+
+
+@pytest.mark.parametrize("name", ["k_proj.bias", "k_norm.weight", "k_proj.weight_scale", "k_proj.lora_A.weight"])
+def test_tensors_that_a_family_has_no_place_for_are_refused_by_name(tmp_path, name):
+    folder = make_model_folder(tmp_path)
+    full = f"model.layers.0.self_attn.{name}"
+    save_file({**load_file(folder / "model.safetensors"), full: torch.ones(32)}, folder / "model.safetensors")
+    with pytest.raises(ModelError, match=rf"no use for, {full} first"):
+        load_model(str(folder), "cpu", "float32")
+
+
+@pytest.mark.parametrize("harmless", ["model.rotary_emb.inv_freq", "model.layers.0.self_attn.rotary_emb.inv_freq"])
+def test_buffers_that_follow_from_the_config_do_no_harm(tmp_path, harmless):
+    folder = make_model_folder(tmp_path, tie_word_embeddings=True)
+    tensors = load_file(folder / "model.safetensors")
+    head = {"lm_head.weight": tensors["model.embed_tokens.weight"].clone()}
+    save_file({**tensors, **head, harmless: torch.ones(8)}, folder / "model.safetensors")
+    load_model(str(folder), "cpu", "float32")
+
+
+def test_a_head_that_is_called_tied_and_is_another_is_refused(tmp_path):
+    folder = make_model_folder(tmp_path, tie_word_embeddings=True)
+    tensors = load_file(folder / "model.safetensors")
+    head = {"lm_head.weight": tensors["model.embed_tokens.weight"] * 2}
+    save_file({**tensors, **head}, folder / "model.safetensors")
+    with pytest.raises(ModelError, match=r"lm_head\.weight .*tie_word_embeddings"):
+        load_model(str(folder), "cpu", "float32")
+
+
+def test_half_a_shard_is_refused_in_one_line(tmp_path):
+    folder = make_model_folder(tmp_path)
+    tensors = load_file(folder / "model.safetensors")
+    names = sorted(tensors)
+    shards = {"model-1.safetensors": names[::2], "model-2.safetensors": names[1::2]}
+    for file, own in shards.items():
+        save_file({name: tensors[name] for name in own}, folder / file)
+    where = {name: file for file, own in shards.items() for name in own}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
+    (folder / "model.safetensors").unlink()
+    load_model(str(folder), "cpu", "float32")
+    data = (folder / "model-2.safetensors").read_bytes()
+    (folder / "model-2.safetensors").write_bytes(data[: len(data) // 2])
+    with pytest.raises(ModelError, match=r"cannot load the weights in .*copy or fetch the model again") as caught:
+        load_model(str(folder), "cpu", "float32")
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.model
 def test_the_embedded_model_is_the_same_however_it_was_converted(embedded):
     """Archives made with it name these; a change of the conversion must not make them another model's."""
