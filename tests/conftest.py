@@ -6,6 +6,9 @@ import json
 import os
 from pathlib import Path
 
+if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
+    os.environ["GOMP_SPINCOUNT"] = "10000"  # as the command line does, before torch is loaded
+
 import pytest
 import torch
 
