@@ -47,7 +47,10 @@ def _embedded() -> dict[str, Any]:
 def _converted() -> list[dict[str, Any]]:
     from kvz.models.cache_folder import cache_folder, is_complete
 
-    folders = sorted(path for path in (cache_folder() / "gguf").glob("*") if path.is_dir() and is_complete(path))
+    try:
+        folders = sorted(path for path in (cache_folder() / "gguf").glob("*") if path.is_dir() and is_complete(path))
+    except OSError:  # out of reach
+        return []
     return [_row(path.name.rpartition("-")[0], "gguf", path, True) for path in folders]
 
 

@@ -84,7 +84,12 @@ def is_to_be_compiled(device: torch.device, policy: str, dtype: torch.dtype, gro
         return False
     from kvz.kernels.cpu.compile import kept_folder
 
-    return not any(_holds(index, _DTYPES[dtype]) for index in kept_folder().rglob(f"{kernel}.*.nbi"))
+    folder = kept_folder()
+    try:
+        kept = [] if folder is None else list(folder.rglob(f"{kernel}.*.nbi"))
+    except OSError:
+        kept = []
+    return not any(_holds(index, _DTYPES[dtype]) for index in kept)
 
 
 def _holds(index: Path, element: str) -> bool:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +15,7 @@ from platformdirs import user_cache_path
 
 from kvz.errors import ModelError
 
-__all__ = ["build_once", "cache_folder", "is_complete"]
+__all__ = ["build_once", "cache_folder", "is_complete", "optional_cache_folder"]
 
 _SIZES = "kvz-files.json"
 _PATIENCE = 0.5  # seconds of waiting that nobody has to be told of
@@ -25,9 +25,17 @@ def cache_folder() -> Path:
     """`$KVZ_CACHE`, or the platform's cache folder for kvz; it may not exist yet. ModelError if there is none."""
     try:
         override = os.environ.get("KVZ_CACHE")
-        return Path(override).expanduser() if override else user_cache_path("kvz")
+        return (Path(override) if override else user_cache_path("kvz")).expanduser()
     except RuntimeError as error:
         raise ModelError(f"there is no cache folder ({error}); set KVZ_CACHE to a folder you can write") from error
+
+
+def optional_cache_folder() -> Path | None:
+    """The same for what can be done without: None if there is none. What is there may be out of reach: OSError."""
+    try:
+        return cache_folder()
+    except ModelError:
+        return None
 
 
 def is_complete(folder: Path) -> bool:
@@ -74,17 +82,20 @@ def _lock(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
 
 
 def _open_to_all(folder: Path) -> None:
-    """Give a private folder the modes that new files get: a cache may be fetched by one user and read by others."""
-    umask = os.umask(0)
-    os.umask(umask)
-    for path in (folder, *folder.rglob("*")):
-        path.chmod((0o777 if path.is_dir() else 0o666) & ~umask)
+    """Give all in a folder the modes of new files, as the folder has them itself: libraries make private ones.
+
+    A cache may be fetched by one user and read by others.
+    """
+    mode = folder.stat().st_mode & 0o777
+    for path in folder.rglob("*"):
+        path.chmod(mode if path.is_dir() else mode & 0o666)
 
 
 def _build(folder: Path, build: Callable[[Path], None]) -> None:
     for stale in folder.parent.glob(f"{folder.name}.*.partial"):
         shutil.rmtree(stale, ignore_errors=True)
-    partial = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", suffix=".partial", dir=folder.parent))
+    partial = folder.parent / f"{folder.name}.{secrets.token_hex(8)}.partial"
+    partial.mkdir()
     try:
         build(partial)
         sizes = {str(p.relative_to(partial)): p.stat().st_size for p in partial.rglob("*") if p.is_file()}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 from dataclasses import dataclass
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -22,7 +23,7 @@ from torch import Tensor
 from kvz.errors import ScoringError, UsageError
 from kvz.format.atomic import atomic_file, check_target, output_error
 from kvz.geometry import Geometry
-from kvz.models.cache_folder import cache_folder
+from kvz.models.cache_folder import cache_folder, optional_cache_folder
 from kvz.models.identity import ModelIdentity
 
 __all__ = [
@@ -163,10 +164,11 @@ def find_head_scores(model: ModelIdentity, file: str | None, kinds: tuple[str, .
 
 def own_head_scores(model: ModelIdentity, kinds: tuple[str, ...]) -> HeadScores | None:
     """A model's scores, stored in the cache folder or shipped with kvz; None if there are none."""
-    for kind in kinds:
-        stored = stored_path(model, kind)
-        if stored.is_file():
-            return _stored(stored, model)
+    if optional_cache_folder() is not None:
+        for kind in kinds:
+            stored = stored_path(model, kind)
+            if os.path.isfile(stored):  # which is false of what is out of reach
+                return _stored(stored, model)
     shipped = files("kvz.scoring") / "shipped" / f"{model.fingerprints.model}.safetensors"
     if not shipped.is_file():
         return None

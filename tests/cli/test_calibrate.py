@@ -216,3 +216,15 @@ def test_scores_of_the_embedded_model_are_shipped(
     torch.testing.assert_close(shipped.scores, computed.scores, rtol=2e-3, atol=2e-4)
     assert json.loads(json.dumps(shipped.model_id)) == embedded.source.id
     assert os.listdir(out) == []
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("folder", ["~no-such-user/kvz", "x" * 300])
+def test_shipped_scores_need_no_cache_folder(
+    embedded: LanguageModel, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    """There is no home, or it is out of reach."""
+    from kvz.scoring.head_scores import KVZIP, find_head_scores
+
+    monkeypatch.setenv("KVZ_CACHE", folder)
+    assert find_head_scores(embedded.identity, None, (KVZIP,)).scores.shape == (30, 3)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import hashlib
 import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -14,9 +15,10 @@ from typing import Any
 
 import numba
 import torch
+from numba.core.caching import CompileResultCacheImpl, FunctionCache
 from numba.core.errors import NumbaError
 
-from kvz.models.cache_folder import cache_folder
+from kvz.models.cache_folder import optional_cache_folder
 
 __all__ = ["Kernel", "compiled", "kept_folder", "part"]
 
@@ -50,13 +52,18 @@ class Kernel:
 
     def __call__(self, *arguments: Any) -> Any:
         """Run it. Arrays must be contiguous: other ones have other types, for which it is compiled anew."""
-        threads = torch.get_num_threads()
+        threads = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
         with _RUNNING:
-            numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))
-            result = self._run(*arguments)
-        if torch.get_num_threads() != threads:  # the two may share a thread pool, and numba sets its size
-            torch.set_num_threads(threads)
-        return result
+            if self._call is None:
+                _start_threads()
+            before = numba.get_num_threads()
+            if before == threads:
+                return self._run(*arguments)
+            numba.set_num_threads(threads)  # of this thread alone
+            try:
+                return self._run(*arguments)
+            finally:
+                numba.set_num_threads(before)
 
     def _run(self, *arguments: Any) -> Any:
         """Kernels raise nothing themselves but for want of memory: other errors are of machine code that cannot be read
@@ -80,10 +87,21 @@ class Kernel:
 
     def _forget(self) -> None:
         """Remove this kernel's machine code, and no other's: they may be in use."""
+        folder = kept_folder()
+        if folder is None:
+            return
         module, name = self._function.__module__.rpartition(".")[2], self._function.__qualname__
-        for path in kept_folder().rglob(f"{glob.escape(f'{module}.{name}')}-*.nb[ci]"):
-            with suppress(OSError):
+        with suppress(OSError):
+            for path in folder.rglob(f"{glob.escape(f'{module}.{name}')}-*.nb[ci]"):
                 path.unlink()
+
+
+def _start_threads() -> None:
+    """Let numba start its threads, once a process, from a thread that ends: the one that does it is left with as many
+    threads for torch, if the two share a library for them."""
+    starting = threading.Thread(target=numba.get_num_threads)
+    starting.start()
+    starting.join()
 
 
 def _jit(function: Function, **options: Any) -> Function:
@@ -93,30 +111,72 @@ def _jit(function: Function, **options: Any) -> Function:
 
 def _kept(function: Function) -> Function:
     """A function whose machine code is kept. numba looks at its own file alone, and not at those of its parts."""
-    _drop_old()
-    before = numba.config.CACHE_DIR
-    numba.config.CACHE_DIR = str(kept_folder())
-    try:
-        return _jit(function, cache=True)
-    except (RuntimeError, OSError):  # there is no folder that numba may write to
-        return _jit(function)
-    finally:
-        numba.config.CACHE_DIR = before
+    made = _jit(function)
+    folder = kept_folder()
+    if folder is not None:
+        _drop_old(folder)
+        with suppress(RuntimeError, OSError):  # it is no folder that may be written to
+            made._cache = _KeptCode(function)  # type: ignore[attr-defined]
+    return made
 
 
-def _drop_old() -> None:
+class _Place:
+    """Where numba keeps a function's code: in `kept_folder`, whatever the process has configured for its own code."""
+
+    def __init__(self, function: Function, file: str) -> None:
+        self._py_file = file
+        self._line = function.__code__.co_firstlineno
+        self._folder = kept_folder()
+
+    @classmethod
+    def from_function(cls, function: Function, file: str) -> _Place:
+        """Raises OSError where nothing can be written."""
+        place = cls(function, file)
+        place.ensure_cache_path()
+        return place
+
+    def ensure_cache_path(self) -> None:
+        """Make the folder."""
+        if self._folder is None:
+            raise FileNotFoundError
+        self._folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=self._folder).close()
+
+    def get_cache_path(self) -> str:
+        """The folder."""
+        return str(self._folder)
+
+    def get_source_stamp(self) -> str:
+        """The same for all files in a folder: code for other sources lies in another."""
+        return ""
+
+    def get_disambiguator(self) -> str:
+        """Apart for functions of one name in one file."""
+        return str(self._line)
+
+
+class _KeptResults(CompileResultCacheImpl):  # type: ignore[misc]
+    _locator_classes = (_Place,)
+
+
+class _KeptCode(FunctionCache):  # type: ignore[misc]
+    _impl_class = _KeptResults
+
+
+def _drop_old(folder: Path) -> None:
     """Where code for new sources will be put, remove what other versions left there and nobody added to for long."""
-    if kept_folder().exists():
-        return
     with suppress(OSError):
-        for other in kept_folder().parent.iterdir():
+        if folder.exists():
+            return
+        for other in folder.parent.iterdir():
             if other.stat().st_mtime < time.time() - _KEPT_SECONDS:
                 shutil.rmtree(other, ignore_errors=True)
 
 
-def kept_folder() -> Path:
-    """Where machine code is kept."""
-    return cache_folder() / "kernels" / _sources()
+def kept_folder() -> Path | None:
+    """Where machine code is kept; None where there is no cache folder."""
+    folder = optional_cache_folder()
+    return None if folder is None else folder / "kernels" / _sources()
 
 
 def _sources() -> str:

@@ -203,6 +203,23 @@ def test_a_kernel_runs_without_a_place_for_its_code(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.filterwarnings("ignore::numba.core.errors.NumbaPerformanceWarning")
+@pytest.mark.parametrize("folder", ["~no-such-user/kvz", "{tmp}/file/kvz", "{tmp}/" + "x" * 300])
+def test_a_kernel_runs_without_a_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder: str) -> None:
+    """There is no home, or it is out of reach."""
+
+    def sevenfold(x: int) -> int:
+        return 7 * x
+
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("KVZ_CACHE", folder.format(tmp=tmp_path))
+    assert decode_step.is_to_be_compiled(torch.device("cpu"), "dense", torch.float32, 3)
+    assert compiling.Kernel(sevenfold)(3) == 21
+    spoilt = compiling.Kernel(sevenfold)
+    monkeypatch.setattr(spoilt, "_call", lambda x: [][x])
+    assert spoilt(3) == 21
+
+
+@pytest.mark.filterwarnings("ignore::numba.core.errors.NumbaPerformanceWarning")
 def test_kept_machine_code_that_is_spoilt_is_not_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def tripled(x: int) -> int:
         return 3 * x
@@ -309,6 +326,48 @@ def test_a_kernel_leaves_the_number_of_threads_as_it_is() -> None:
             assert torch.get_num_threads() == threads
     finally:
         torch.set_num_threads(before)
+
+
+def test_a_kernel_leaves_the_settings_of_the_process_as_they_are(tmp_path: Path) -> None:
+    """Of threads: torch's, in this thread and in later ones, and numba's; and of numba where code is kept."""
+    script = """if True:
+        import threading, types, numba, torch
+        from kvz.kernels.cpu.compile import Kernel
+
+        class Watched(types.ModuleType):
+            def __setattr__(self, name, value):
+                raise AssertionError(f"{name} was set")
+
+        def sixfold(x):
+            return 6 * x
+
+        def run():
+            found.append(torch.get_num_threads())  # a thread keeps what it finds first
+            begun.set()
+            changed.wait()
+            for _ in range(2):
+                assert Kernel(sixfold)(7) == 42
+                found.append(torch.get_num_threads())
+                numba.set_num_threads(1)
+            found.append(numba.get_num_threads())
+
+        begun, changed, found = threading.Event(), threading.Event(), []
+        torch.set_num_threads(2)
+        numba.config.__class__ = Watched
+        thread = threading.Thread(target=run)
+        thread.start()
+        begun.wait()
+        torch.set_num_threads(1)
+        changed.set()
+        thread.join()
+        later = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
+        later.start()
+        later.join()
+        assert found == [2, 2, 2, 1, 1], found
+    """
+    environment = {**os.environ, "KVZ_CACHE": str(tmp_path), "NUMBA_NUM_THREADS": "3", "OMP_NUM_THREADS": "2"}
+    subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=True, env=environment)
+    assert any(tmp_path.rglob("*.nbi"))
 
 
 @pytest.mark.parametrize("file", [chosen_step, plane_step, ragged_step])
