@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,7 +35,8 @@ __all__ = ["Archive", "check_identity", "identity_of", "load", "model_of", "seam
 class Archive:
     """A compressed document. Made by `kvz.compress` or `kvz.load`.
 
-    `seconds` has the wall time of each phase of compressing, and is empty for a loaded archive.
+    `seconds` has the wall time of each phase of compressing, and is empty for a loaded archive. A pickle, and a copy,
+    has no model: it is loaded again at the first question.
     """
 
     manifest: Manifest
@@ -43,6 +46,7 @@ class Archive:
     _model: LanguageModel | None = None
     _session: Session | None = None
     _mapped: OpenFile | None = None  # the file that the cache's tensors are a mapping of
+    _opening: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def __repr__(self) -> str:
         info = self.manifest.compression
@@ -50,6 +54,12 @@ class Archive:
             f"<Archive of {self.manifest.source.name!r}: {self.manifest.prompt.context_tokens} tokens, "
             f"{info.pairs_kept} of {info.pairs_total} pairs, {self.manifest.model.id}>"
         )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_model": None, "_session": None, "_opening": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _opening=threading.Lock())
 
     def ask(
         self,
@@ -70,16 +80,22 @@ class Archive:
         `decoding` makes a new session that reads the archive so; `ask` goes through it from then on. Raises
         ArchiveMismatch if the archive was not made with that model.
         """
-        chosen = model or self._model or model_of(self.manifest)
-        if self._session is None or chosen is not self._model or decoding is not None:
-            check_dtype(self.manifest, chosen)
-            check_identity(self.manifest, chosen.identity)
-            prefix = self.manifest.prompt.prefix_tokens
-            self.check_unchanged()
-            session = Session(chosen, self.cache, seam_of(self.manifest), prefix, decoding, self.check_unchanged)
-            self.check_unchanged()
-            self._model, self._session = chosen, session
-        return self._session
+        with self._opening:  # several threads wait for one model, and each gets the session that it asked for
+            chosen = model or self._model or model_of(self.manifest)
+            session = self._session
+            if session is None or chosen is not self._model or decoding is not None:
+                session = self._new_session(chosen, decoding)
+                self._model, self._session = chosen, session
+            return session
+
+    def _new_session(self, model: LanguageModel, decoding: Decoding | None) -> Session:
+        check_dtype(self.manifest, model)
+        check_identity(self.manifest, model.identity)
+        prefix = self.manifest.prompt.prefix_tokens
+        self.check_unchanged()
+        session = Session(model, self.cache, seam_of(self.manifest), prefix, decoding, self.check_unchanged)
+        self.check_unchanged()
+        return session
 
     def check_unchanged(self) -> None:
         """Raise ArchiveError if the archive's file is mapped and was changed in place since it was loaded."""

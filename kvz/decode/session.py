@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 from kvz.cache.ragged import RaggedCache
 from kvz.cache.tail import Tail
@@ -17,6 +19,8 @@ from kvz.models.language_model import LanguageModel
 from kvz.prompt import Seam, question_ids
 
 __all__ = ["Answer", "Session", "check_max_new_tokens"]
+
+Left = TypeVar("Left")
 
 
 class Session:
@@ -42,8 +46,8 @@ class Session:
         self.seam = seam
         self.prefix = prefix
         self.reading = self.read(decoding or Decoding())
-        self._tail: Tail | None = None
-        self._decoder: tuple[tuple[Reading, Sampling], StepDecoder] | None = None
+        self._tails: deque[Tail] = deque(maxlen=1)  # what questions leave for later ones, to be taken out in one step
+        self._decoders: deque[tuple[tuple[Reading, Sampling], StepDecoder]] = deque(maxlen=1)
 
     @property
     def archive_nbytes(self) -> int:
@@ -84,7 +88,7 @@ class Session:
             return self.answer_by_steps(ids, growing, self.reading, sampling, stream)
         tail = self._fresh_tail(len(ids) + growing.limit)
         answer = self.answer(ids, growing, tail, self.reading, stream)
-        self._tail = tail
+        self._tails.append(tail)
         return answer
 
     def ask_all(
@@ -160,13 +164,13 @@ class Session:
 
         The decoder is taken out while it is in use.
         """
-        kept, self._decoder = self._decoder, None
+        kept = _taken(self._decoders)
         wanted = (reading, sampling or Sampling())
         decoder = kept[1] if kept is not None and kept[0] == wanted else None
         del kept  # freed before another one is made
         decoder = decoder or StepDecoder(self.model, *wanted)
         took = decoder.answer(ids, growing, stream, history=history)
-        self._decoder = wanted, decoder
+        self._decoders.append((wanted, decoder))
         seconds = took.first_token_seconds, took.token_seconds
         tail_bytes = took.tail_bytes + (history.nbytes if history else 0)
         return self._made(ids, growing, seconds, tail_bytes, reading.policy, reading.pairs_read())
@@ -214,12 +218,20 @@ class Session:
 
         Taken out of the session until the answer is complete, so that questions from several threads do not mix.
         """
-        tail, self._tail = self._tail, None
+        tail = _taken(self._tails)
         if tail is not None and tail.capacity >= tokens:
             tail.reset()
             return tail
         del tail  # freed before a larger one is allocated
         return Tail(self.model.geometry.shapes, tokens, self.model.dtype, self.model.device)
+
+
+def _taken(left: deque[Left]) -> Left | None:
+    """What was left last, taken out; None if there is nothing. Of several threads, one gets it."""
+    try:
+        return left.pop()
+    except IndexError:
+        return None
 
 
 def check_max_new_tokens(count: int) -> None:

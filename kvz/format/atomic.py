@@ -6,7 +6,6 @@ import contextlib
 import errno
 import os
 import secrets
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -86,7 +85,8 @@ def _temporary(folder: Path) -> Iterator[tuple[BinaryIO, str | None]]:
     handle = _open_nameless(folder)
     name = None
     if handle is None:
-        handle, name = tempfile.mkstemp(prefix=".kvz-", suffix=".tmp", dir=folder)
+        name = str(folder / f".kvz-{secrets.token_hex(8)}.tmp")
+        handle = os.open(name, os.O_CREAT | os.O_EXCL | os.O_RDWR | getattr(os, "O_BINARY", 0), 0o666)
     try:
         with os.fdopen(handle, "w+b") as file:
             yield file, name
@@ -120,8 +120,6 @@ def _try_naming(folder: Path) -> None:
 
 def _publish(file: BinaryIO, name: str | None, path: Path, overwrite: bool) -> None:
     """Give the finished file its name; without `overwrite`, an existing one is never replaced, even in a race."""
-    if name is not None:
-        os.chmod(name, 0o666 & ~_umask())
     if not overwrite:
         _name_new(file, name, path)
         return
@@ -160,12 +158,6 @@ def _link(handle: int, path: Path) -> None:
         os.link(str(handle), path, src_dir_fd=folder, follow_symlinks=True)
     finally:
         os.close(folder)
-
-
-def _umask() -> int:
-    current = os.umask(0)
-    os.umask(current)
-    return current
 
 
 def _sync_folder(folder: Path) -> None:

@@ -20,6 +20,9 @@ class Tokenizer:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
+        if (backend := getattr(tokenizer, "backend_tokenizer", None)) is not None:
+            backend.no_truncation()  # which a file may ask for; now, for later it would be under another thread's hands
+            backend.no_padding()
 
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:
@@ -86,8 +89,7 @@ class Tokenizer:
             return [i for ids, _ in self.pieces(text, continues) for i in ids]
         if continues and self._bare_backend is not None:
             return self._checked(self._spell(text, continues)[0])
-        with quiet_transformers():  # it warns of lengths that are none of its business here
-            ids = list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+        ids = list(self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])  # whatever its length
         if self.control_ids.isdisjoint(ids):
             return ids
         return self._checked(self._spell(text, continues)[0] if self._spelling_backend else ids)

@@ -196,6 +196,17 @@ def test_a_loaded_archive_can_be_copied_and_pickled(path: Path, two_archives: tu
         assert all(same_bits(read[name], tensor) for name, tensor in want.items())
 
 
+def test_an_archive_that_has_been_asked_can_be_copied_and_pickled(tiny: LanguageModel) -> None:
+    """What it is asked with is loaded again."""
+    archive = kvz.compress(TEXT, tiny)
+    answer = archive.ask("Who keeps the ledger?", FEW)
+    pickled = pickle.dumps(archive)
+    assert len(pickled) < 2 * archive.cache.nbytes + archive.cache.index_nbytes
+    for other in (copy.copy(archive), copy.deepcopy(archive), pickle.loads(pickled)):
+        assert other.ask("Who keeps the ledger?", FEW).ids == answer.ids
+    assert pickle.loads(pickle.dumps(answer)) == answer
+
+
 LOCAL = ("ext4", "xfs", "btrfs", "tmpfs", "overlay", "fuseblk", "virtiofs")
 REMOTE = ("nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs", "lustre", "ceph", "glusterfs")
 
