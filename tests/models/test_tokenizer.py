@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers
 from transformers import PreTrainedTokenizerFast
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from kvz.decode.text_stream import TextStream
 from kvz.errors import ModelError
@@ -111,3 +112,57 @@ def test_a_stop_text_ends_the_stream_and_is_never_shown(text):
     cut = min([at for stop in stops if (at := text.find(stop)) >= 0], default=None)
     assert shown == text[:cut]
     assert stream.stopped == (cut is not None)
+
+
+BYTES = [b"a", b" ", b"\xe6", b"\x95", b"\xb0", b"\xff", b"\xf0", b"\x9f", b"\x98", b"\x80", b"\xc3"]
+
+
+def byte_ids(data: bytes) -> list[int]:
+    """One token for each byte, of the byte-level tokenizer."""
+    return [TOKENIZER.vocabulary[bytes_to_unicode()[byte]] for byte in data]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.sampled_from(BYTES), max_size=24).map(b"".join))
+def test_bytes_that_are_no_text_stream_as_they_decode(data):
+    stream = TextStream(TOKENIZER)
+    pieces = [stream.push(i) for i in byte_ids(data)] + [stream.finish()]
+    assert "".join(pieces) == stream.text == data.decode(errors="replace")
+
+
+@pytest.mark.parametrize("unit", [b"\xff", b"\x80", b"\xe6", "\ufffd".encode(), b"a\xff", b"\xe6\x95"])
+@pytest.mark.parametrize("kind", ["byte level", "byte fallback"])
+def test_text_is_released_though_its_tokens_end_in_no_character(kind, unit):
+    if kind == "byte level":
+        tokenizer, ids = TOKENIZER, byte_ids(unit * 300)
+    else:
+        tokenizer = BYTE_FALLBACK
+        ids = [tokenizer.vocabulary["a" if byte == 97 else f"<0x{byte:02X}>"] for byte in unit * 300]
+    stream, shown = TextStream(tokenizer), 0
+    for number, token in enumerate(ids, 1):
+        shown += len(stream.push(token))
+        if number % len(unit) == 0:
+            assert len(tokenizer.decode(ids[:number])) - shown <= 10
+    shown += len(stream.finish())
+    assert shown == len(stream.text) > 250
+
+
+def test_a_token_costs_the_same_however_long_the_answer():
+    """The tokens that are decoded are counted: what is pending does not grow."""
+
+    class Counting(Tokenizer):
+        decoded = 0
+
+        def decode(self, ids):
+            self.decoded += len(ids)
+            return super().decode(ids)
+
+    counts = []
+    for length in (500, 2000):
+        tokenizer = Counting(make_tokenizer())
+        stream = TextStream(tokenizer)
+        for token in byte_ids(b"\xff" * length):
+            stream.push(token)
+        counts.append(tokenizer.decoded / length)
+    assert counts[1] < 1.1 * counts[0]
+    assert counts[1] < 200
