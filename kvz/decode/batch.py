@@ -6,7 +6,6 @@ the others. Answers are given back in the order of the questions.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -18,6 +17,7 @@ from kvz.cache.tail import Tail
 from kvz.decode.archive_store import ArchiveStore, read_of
 from kvz.decode.batch_slots import batch_slots
 from kvz.decode.decoding import Reading
+from kvz.decode.pace import Pace
 from kvz.decode.questions_store import QuestionsStore
 from kvz.decode.run import Answer, Growing, Run
 from kvz.decode.sampling import Sampling
@@ -39,9 +39,7 @@ class _Slot:
     number: int
     growing: Growing
     asked: int
-    began: float
-    first: float = 0.0
-    steps: int = 0
+    pace: Pace
 
 
 def automatic_size(
@@ -124,7 +122,7 @@ class _Batch:
             try:
                 ids = self._session.ids_of(question)
                 growing = self._session.growing(len(ids), self._max_new_tokens, self._sampling)
-                asked.append((_Slot(number, growing, len(ids), time.perf_counter()), ids))
+                asked.append((_Slot(number, growing, len(ids), Pace()), ids))
             except QuestionError as error:
                 failed[number] = error
         while asked:
@@ -152,7 +150,7 @@ class _Batch:
                 tail.advance(length)
         for (slot, _), row in zip(asked, logits, strict=True):
             slot.growing.take(row)
-            slot.first = time.perf_counter()
+            slot.pace.mark()
             self.slots.append(slot)
 
     def _questions(self, tails: Sequence[Tail], lengths: Sequence[int]) -> QuestionsStore:
@@ -166,7 +164,7 @@ class _Batch:
             return {}
         self._tails.grow([slot.growing for slot in self.slots])
         for slot in self.slots:
-            slot.steps += 1
+            slot.pace.mark()
         return self._complete()
 
     def _complete(self) -> dict[int, Answer | QuestionError]:
@@ -182,7 +180,7 @@ class _Batch:
         return ended
 
     def _answer(self, slot: _Slot, nbytes: int) -> Answer:
-        session, now = self._session, time.perf_counter()
+        session, seconds = self._session, slot.pace.token_seconds
         session.check_archive()
         return Answer(
             text=slot.growing.text,
@@ -190,11 +188,11 @@ class _Batch:
             context_tokens=session.cache.logical_length,
             question_tokens=slot.asked,
             stop=str(slot.growing.stop),
-            first_token_seconds=slot.first - slot.began,
-            token_seconds=(now - slot.first) / slot.steps if slot.steps else None,
+            first_token_seconds=slot.pace.first_token_seconds,
+            token_seconds=seconds,
             kv_bytes=session.archive_nbytes + nbytes,
             policy=self._reading.policy,
-            pairs_read=read_of(session.cache, self._readers[1]).pairs if slot.steps else None,
+            pairs_read=read_of(session.cache, self._readers[1]).pairs if seconds is not None else None,
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 
 from kvz.cache.tail import Tail
+from kvz.decode.pace import Pace
 from kvz.decode.sampling import Sampler, Sampling
 from kvz.decode.text_stream import TextStream
 from kvz.models.attention import PairStore
@@ -26,8 +26,8 @@ class Answer:
     """An answer and what it took.
 
     `stop` is "end" (the model ended it), "length" (max_new_tokens reached) or "full" (no position left). `ids` are the
-    generated ids without the end token. Seconds are wall time: from the question to the first token, and for each
-    token after it (None if there was none). `kv_bytes` are those of archive (its index among them) and
+    generated ids without the end token. Seconds are wall time: from the question to the first token, and for a token
+    after it (their median; None if there was none). `kv_bytes` are those of archive (its index among them) and
     tail when the answer was complete. `policy` says how generated tokens read the archive, `pairs_read` how many of its
     pairs each of them read, over all layers and heads, as budgets count them (None if there was none).
     """
@@ -108,16 +108,17 @@ class Run:
     ) -> tuple[float, float | None]:
         """Feed `ids` and let the answer grow to its end.
 
-        Returns the wall seconds to the first token, and of each step after it (None if there was none).
+        Returns the wall seconds to the first token, and of each step after it (their median; None if there was none).
         """
-        began = time.perf_counter()
-        stream(growing.take(self.feed(ids)))
-        first = time.perf_counter()
-        steps = 0
+        pace = Pace()
+        piece = growing.take(self.feed(ids))
+        pace.mark()
+        stream(piece)
         while growing.stop is None:
-            stream(growing.take(self.feed([growing.ids[-1]])))
-            steps += 1
-        return first - began, (time.perf_counter() - first) / steps if steps else None
+            piece = growing.take(self.feed([growing.ids[-1]]))
+            pace.mark()
+            stream(piece)
+        return pace.first_token_seconds, pace.token_seconds
 
     def feed(self, ids: list[int]) -> Tensor:
         """Append tokens to the tail; logits after the last one, `[vocabulary]` float32."""

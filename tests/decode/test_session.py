@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -125,3 +126,23 @@ def test_on_a_gpu_and_back_on_the_cpu(tiny_folder, tmp_path):
     want = archive.ask("Who?", 10).ids
     assert kvz.load(tmp_path / "a.kvz").session(on_gpu).ask("Who?", 10).ids == want
     assert archive.session(load_model(str(tiny_folder), "cpu", "float32")).ask("Who?", 10).ids == want
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_the_time_of_a_token_leaves_out_what_is_done_once(tiny, monkeypatch, batched):
+    """The first step waits, as one does that has kernels loaded or compiled."""
+    now, passes = [0.0], []
+    name = "step" if batched else "logits"
+    pass_through, waiting = getattr(type(tiny), name), 0 if batched else 1
+
+    def timed(self, *arguments):
+        now[0] += 5.0 if len(passes) == waiting else 0.5
+        passes.append(name)
+        return pass_through(self, *arguments)
+
+    session = compress(TEXT, tiny, ratio=0.5).session()
+    monkeypatch.setattr(type(tiny), name, timed)
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    for answer in session.ask_all(["Who?", "When?"], 8, size=2) if batched else [session.ask("Who?", 8)]:
+        assert answer.new_tokens > 3
+        assert answer.token_seconds == 0.5
