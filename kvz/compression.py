@@ -95,6 +95,9 @@ def compress_document(source: Document, model: LanguageModel, recipe: Recipe, pr
     parameters = parameters_of(recipe, model, frame, len(ids))
     _check_offload(recipe, model)
     _warn(model, whole, len(prompt), progress)
+    if recipe.default and not whole and demand.budget != recipe.budget:
+        said = f"every head keeps at least {demand.least} of the document's {len(ids)} tokens"
+        progress.say(f"{said}: {demand.budget} in place of the default {recipe.budget}")
     _say_newlines(source, progress)
     progress.start("prefill", len(prompt), "tokens")
     with timings.phase("prefill"):

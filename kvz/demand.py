@@ -24,8 +24,8 @@ _PARTS = 10**6  # a ratio is named to six places
 def demand_of(recipe: Recipe, model: LanguageModel, frame: Frame, ids: Sequence[int]) -> Demand:
     """The demand of `recipe` on a context of `ids`, checked before any work is done.
 
-    Raises BudgetTooSmall, naming the least budget that would do, and whatever the method or the protected spans object
-    to.
+    A default budget that is too small becomes the least that does. Raises BudgetTooSmall, naming that least, for one
+    that was given, and whatever the method or the protected spans object to.
     """
     asked = _Asked(recipe, model, frame, protected_tokens(model.tokenizer, ids, recipe.protect))
     demand = asked.demand(recipe.budget)
@@ -33,7 +33,11 @@ def demand_of(recipe: Recipe, model: LanguageModel, frame: Frame, ids: Sequence[
         if not demand.keeps_everything:
             recipe.allocation.groups(demand)
     except BudgetTooSmall as error:
-        raise BudgetTooSmall(f"{error}; the least is {asked.least()}; -r 1 keeps everything") from None
+        least = asked.least()
+        if not recipe.default:
+            shown = least.tokens if least.ratio is None else f"{least.ratio:g}"
+            raise BudgetTooSmall(f"{error}; the least is {shown}; -r 1 keeps everything") from None
+        return asked.demand(least)
     return demand
 
 
@@ -58,15 +62,14 @@ class _Asked:
         protected[max(0, length - self.recipe.keep_recent) :] = True
         return Demand(budget, self.model.geometry.row_layers, protected)
 
-    def least(self) -> str:
+    def least(self) -> Budget:
         """The smallest budget, of the kind that was given, that is large enough."""
         of_tokens = self.recipe.budget.tokens is not None
         low, high = 0, self.spans.shape[0] if of_tokens else _PARTS  # too small, large enough
         while high - low > 1:
             middle = (low + high) // 2
-            budget = Budget(tokens=middle) if of_tokens else Budget(ratio=middle / _PARTS)
-            low, high = (low, middle) if self._fits(budget) else (middle, high)
-        return str(high) if of_tokens else f"{high / _PARTS:g}"
+            low, high = (low, middle) if self._fits(_budget(middle, of_tokens)) else (middle, high)
+        return _budget(high, of_tokens)
 
     def _fits(self, budget: Budget) -> bool:
         demand = self.demand(budget)
@@ -74,3 +77,7 @@ class _Asked:
             return demand.keeps_everything or bool(self.recipe.allocation.groups(demand))
         except BudgetTooSmall:
             return False
+
+
+def _budget(number: int, of_tokens: bool) -> Budget:
+    return Budget(tokens=number) if of_tokens else Budget(ratio=number / _PARTS)

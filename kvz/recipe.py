@@ -23,7 +23,8 @@ __all__ = ["Recipe", "make_recipe"]
 class Recipe:
     """What to keep, and how to choose it. `make_recipe` makes one from a user's words.
 
-    `protect` names context tokens that every head keeps: ranges (start, end), or texts, wherever they occur.
+    `protect` names context tokens that every head keeps: ranges (start, end), or texts, wherever they occur. A
+    `default` budget, which no user named, gives way to the least that can be kept.
     """
 
     budget: Budget
@@ -36,6 +37,7 @@ class Recipe:
     include_text: bool = True
     offload: bool = False
     index: IndexPlan = PLANES
+    default: bool = False
 
     def __post_init__(self) -> None:
         """Raise UsageError for a truncation that does not exist, a negative count, or spans that are none."""
@@ -98,6 +100,7 @@ def make_recipe(
         include_text=include_text,
         offload=offload,
         index=index or PLANES,
+        default=(ratio, budget) == (None, None),
     )
 
 

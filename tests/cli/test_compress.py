@@ -230,3 +230,28 @@ def test_piping_leaves_no_temporary_file_and_minds_none(
 def test_the_dtype_is_that_of_the_archive(compress: Run, text_file: Path, out: Path) -> None:
     compress(text_file, "--dtype", "bfloat16").succeeded()
     assert {layer.keys.dtype for layer in kvz.load(out / "a.kvz").cache.layers} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("length", range(1, 8))
+@pytest.mark.parametrize("method", ["kvzip-rms", "snapkv", "recent"])
+def test_a_default_budget_never_refuses(compress: Run, tmp_path: Path, length: int, method: str) -> None:
+    path = tmp_path / "short.txt"
+    path.write_text("abcdefg"[:length])
+    outcome = compress(path, "--method", method, "--json").succeeded()
+    (summary,) = outcome.objects
+    assert summary["context_tokens"] == length  # a token a byte
+    assert summary["pairs_kept"] >= summary["pairs_total"] / length
+    said = "in place of the default ratio 0.3" in outcome.err
+    assert said == (length in (2, 3) and method == "kvzip-rms")
+
+
+def test_a_default_budget_gives_way_to_what_is_to_be_kept(compress: Run, text_file: Path, run: Run, out: Path) -> None:
+    outcome = compress(text_file, "--keep-recent", 100).succeeded()
+    assert "every head keeps at least 100 of the document's" in outcome.err
+    (shown,) = run("inspect", out / "a.kvz", "--json").succeeded().objects
+    info = shown["manifest"]["compression"]
+    assert info["ratio"] > 0.3
+    assert {count for layer in info["kept"] for count in layer} == {100}
+    compress(text_file, "--keep-recent", 100, "-r", 0.3, "-f").failed(
+        "ratio 0.3 is too small", "the least is", status=2
+    )
