@@ -53,8 +53,8 @@ def find_model(name: str | Path | None, say: Callable[[str], None]) -> ModelSour
     if _HUB_ID.fullmatch(name):
         return _from_hub(name, say)
     raise ModelError(
-        f"no model '{name}': give a hub id like org/name, an existing folder, a .gguf file, "
-        f"or leave -m out for {EMBEDDED_ID}"
+        f"no model '{name}': there is no such folder or file; a model is a hub id like org/name, a folder or a "
+        ".gguf file"
     )
 
 

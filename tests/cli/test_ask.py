@@ -94,7 +94,9 @@ def test_a_model_that_has_moved_is_named(run: Run, archive: Path, tmp_path: Path
     forged = Forgery.of(archive)
     forged.manifest["model"]["id"] = "/nowhere/model"
     (tmp_path / "a.kvz").write_bytes(forged.sealed())
-    run("ask", tmp_path / "a.kvz", "Who?").failed("/nowhere/model")
+    outcome = run("ask", tmp_path / "a.kvz", "Who?")
+    outcome.failed("/nowhere/model", "say with -m where that model is now")
+    assert "leave -m out" not in outcome.err
 
 
 def test_several_questions_are_shown_on_stderr(run: Run, archive: Path) -> None:
