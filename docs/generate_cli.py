@@ -53,9 +53,10 @@ environment variable `KVZ_CACHE` names; the hub's own cache is used for hub ids.
 
 _PROSE = {
     "compress": """\
-Reads a document, keeps the share `-r` of its key/value pairs (0.3 unless given, or `--budget` pairs a head), and writes
-an archive. The default output is DOC with the suffix `.kvz`, in the folder of DOC; a document from stdin needs `-o`. An
-existing archive is replaced only with `-f`. The archive appears under its name when it is complete, or not at all.
+Reads a document, keeps the share `-r` of its key/value pairs (0.3 unless given, or the least that can be kept where
+that is more; or `--budget` pairs a head), and writes an archive. The default output is DOC with the suffix `.kvz`, in
+the folder of DOC; a document from stdin needs `-o`. An existing archive is replaced only with `-f`. The archive appears
+under its name when it is complete, or not at all.
 
 The document is UTF-8 text of at most 256 MiB, in which the line ends CR LF and CR are read as LF; `--keep-newlines`
 keeps them, as tokens of their own. PDF, ZIP (docx, epub), gzip, UTF-16 and binary files are refused. One that is too
@@ -83,9 +84,10 @@ A summary goes to stderr. `--json` prints it as one object (and cannot be combin
 Answers questions from an archive. Each starts from the archive alone: neither the order of the questions nor earlier
 answers change anything. Questions are arguments, or come from `--questions`: one a line, blank lines skipped; or, if
 the first of them begins with `{`, one JSON object a line with the string `question` and perhaps an `id`, a string or
-integer. Without an id questions are numbered from 1. Other fields are ignored. A line ends at LF, CR LF or CR. A file
-is read as a whole before the first answer; from a pipe each question is answered as it comes, however many follow
-(with `--batch-size N`, as soon as N have come), and a line that cannot be used ends the command when it is reached.
+integer; any other is refused. Without an id questions are numbered from 1, and a number that is the id of another
+question is refused. Other fields are ignored. A line ends at LF, CR LF or CR. A file is read as a whole before the
+first answer; from a pipe each question is answered as it comes, however many follow (with `--batch-size N`, as soon as
+N have come), and a line that cannot be used ends the command when it is reached.
 
 The answer is written to stdout as it is generated, and ends with a line break. Statistics follow on stderr; with
 several questions each one is shown there before its answer. A question that cannot be asked (empty, or too long) is
@@ -117,7 +119,7 @@ densely where that is less.
 | `stop` | why it ended: `end` (the model ended it), `length` (`--max-new-tokens`) or `full` (no position left) |
 | `context_tokens` | tokens reused from the archive, prefix included, evicted or not |
 | `question_tokens`, `new_tokens` | tokens of the question with its part of the template, and of the answer |
-| `first_token_seconds`, `token_seconds` | time to the first token, and for each one after it (null if there is none) |
+| `first_token_seconds`, `token_seconds` | time to the first token, and for one after it (median; null if none) |
 | `kv_bytes` | bytes of the archive's cache and of the question's own, while answering |
 | `policy` | how the answer's tokens read the archive |
 | `pairs_read` | pairs that each of them read, over all heads, prefix and paid choosing included (null without any) |

@@ -10,6 +10,7 @@ import typer
 
 from kvz import wording
 from kvz.cli import console
+from kvz.cli.arguments import as_text
 from kvz.cli.chat_commands import ChatCommands
 from kvz.cli.decode_options import (
     BudgetOption,
@@ -122,14 +123,14 @@ def _lines(quiet: bool) -> Iterator[str]:
 def _typed() -> str:
     """A line from the terminal. The prompt goes to stdout only where that is the terminal too."""
     if sys.stdout is not None and sys.stdout.isatty():
-        return input(_PROMPT)
+        return as_text(input(_PROMPT))
     if sys.stderr is not None:
         sys.stderr.write(_PROMPT)
         sys.stderr.flush()
     line = sys.stdin.readline()
     if not line:
         raise EOFError
-    return line.rstrip("\n")
+    return as_text(line.rstrip("\n"))
 
 
 def _piped() -> Iterator[str]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 import typer
 
 from kvz.cli import console
+from kvz.cli.arguments import as_text
 from kvz.cli.compress_summary import print_summary, summary_of
 from kvz.cli.method_options import (
     ChunkOption,
@@ -158,7 +159,7 @@ def compress(
         "turn": turn,
         "window": window,
         "kernel": kernel,
-        "query": query,
+        "query": None if query is None else as_text(query),
         "sink": sink,
         "head_scores": head_scores,
         "seed": seed,
@@ -170,8 +171,8 @@ def compress(
         allocation=allocation,
         floor=floor,
         keep_recent=keep_recent,
-        protect=(*map(parse_span, protect or ()), *(protect_text or ())),
-        system=system,
+        protect=(*map(parse_span, protect or ()), *map(as_text, protect_text or ())),
+        system=None if system is None else as_text(system),
         truncate=truncate,
         include_text=not omit_text,
         offload=offload,

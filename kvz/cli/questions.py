@@ -10,7 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
+from kvz.cli.arguments import as_text
 from kvz.cli.lines import Readable, read_lines
 from kvz.errors import QuestionError, UsageError
 
@@ -58,7 +60,8 @@ def read_questions(arguments: Sequence[str], file: str | None) -> Questions:
     if bool(arguments) == (file is not None):
         raise UsageError("give questions as arguments, or a file of them with --questions or --turns, one of these")
     if file is None:
-        return Questions([Question(number, text) for number, text in enumerate(arguments, 1)], len(arguments) > 1)
+        known = [Question(number, as_text(argument)) for number, argument in enumerate(arguments, 1)]
+        return Questions(known, len(known) > 1)
     if file != "-" and _is_regular(file):
         lines = list(_file_lines(file))
         if lines and _is_array("\n".join(line for _, line in lines)):
@@ -75,13 +78,38 @@ def read_questions(arguments: Sequence[str], file: str | None) -> Questions:
 
 def _parsed(lines: Iterator[tuple[int, str]], file: str) -> Iterator[Question]:
     """The questions of numbered lines: JSON objects if the first is one."""
-    order, as_json = 0, False
+    order, as_json, ids = 0, False, _Ids()
     for number, line in lines:
         if not line.strip():
             continue
         as_json = line.lstrip().startswith("{") if order == 0 else as_json
         order += 1
-        yield _from_json(line, number, order, file) if as_json else Question(order, line.strip())
+        yield _from_json(line, number, order, file, ids) if as_json else Question(order, line.strip())
+
+
+class _Ids:
+    """The ids of a file's questions: those that are given, and the numbers of questions without one."""
+
+    def __init__(self) -> None:
+        self._given: set[str | int] = set()
+        self._numbers: set[int] = set()
+
+    def take(self, entry: dict[str, Any], order: int) -> str | int:
+        """The id of a question; ValueError says what is wrong with it. An id that is given twice is the user's."""
+        if "id" not in entry:
+            if order in self._given:
+                raise ValueError(f"the question has no id, and its number {order} is the id of another; give it one")
+            self._numbers.add(order)
+            return order
+        identity = entry["id"]
+        if isinstance(identity, bool) or not isinstance(identity, (str, int)):
+            shown = json.dumps(identity)
+            shown = shown if len(shown) <= 40 else f"{shown[:40]}..."
+            raise ValueError(f'"id" is {shown}: give a string or a whole number, or leave it out')
+        if identity in self._numbers:
+            raise ValueError(f"the id {identity} is the number of a question without one; give that one an id too")
+        self._given.add(identity)
+        return identity
 
 
 def _is_regular(file: str) -> bool:
@@ -150,7 +178,7 @@ def _is_array(text: str) -> bool:
         return False
 
 
-def _from_json(line: str, number: int, order: int, file: str) -> Question:
+def _from_json(line: str, number: int, order: int, file: str, ids: _Ids) -> Question:
     try:
         entry = json.loads(line)
         text = entry["question"]
@@ -162,9 +190,10 @@ def _from_json(line: str, number: int, order: int, file: str) -> Question:
         raise QuestionError(f'{_shown(file)}, line {number}: no "question" in it') from None
     if not isinstance(text, str):
         raise QuestionError(f'{_shown(file)}, line {number}: "question" is not a string')
-    identity = entry.get("id", order)
-    usable = isinstance(identity, (str, int)) and not isinstance(identity, bool)
-    return Question(identity if usable else order, text)
+    try:
+        return Question(ids.take(entry, order), text)
+    except ValueError as error:
+        raise QuestionError(f"{_shown(file)}, line {number}: {error}") from None
 
 
 def _shown(file: str) -> str:

@@ -64,6 +64,28 @@ def test_jsonl_keeps_its_ids(tmp_path: Path) -> None:
     assert list(read_questions([], file)) == [Question("a", "Who?"), Question(2, "When?"), Question(7, "?")]
 
 
+@pytest.mark.parametrize("identity", ["null", "1.0", "[1]", "true", '{"n": 1}'])
+def test_an_id_that_no_answer_could_be_found_by_is_refused(tmp_path: Path, identity: str) -> None:
+    file = write(tmp_path, f'{{"question": "Who?"}}\n{{"id": {identity}, "question": "When?"}}\n'.encode())
+    with pytest.raises(QuestionError, match=r'line 2: "id" is .*string or a whole number, or leave it out'):
+        list(read_questions([], file))
+
+
+@pytest.mark.parametrize(
+    ("lines", "named"),
+    [
+        (
+            ['{"id": 2, "question": "Who?"}', '{"question": "When?"}'],
+            "line 2: the question has no id, and its number 2",
+        ),
+        (['{"question": "Who?"}', '{"id": 1, "question": "When?"}'], "line 2: the id 1 is the number"),
+    ],
+)
+def test_a_number_is_never_the_id_of_another_question(tmp_path: Path, lines: list[str], named: str) -> None:
+    with pytest.raises(QuestionError, match=named):
+        list(read_questions([], write(tmp_path, "\n".join(lines).encode())))
+
+
 @pytest.mark.parametrize("separator", ["\u2028", "\u2029", "\x85", "\x1c"])
 def test_only_line_feeds_and_carriage_returns_end_a_line(tmp_path: Path, separator: str) -> None:
     text = f"Who{separator}keeps it?"

@@ -104,3 +104,23 @@ def test_no_bar_is_drawn_where_stderr_is_no_terminal(run: Run, archive: Path) ->
     outcome = run("ask", archive, "Who?", "--max-new-tokens", 2)
     assert "\x1b" not in outcome.text + outcome.err
     assert "\r" not in outcome.err
+
+
+NO_UTF8 = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+
+
+def test_text_is_utf8_in_any_locale(tiny_folder: Path, tmp_path: Path) -> None:
+    """What bytes an argument has does not change with the locale, nor what it means."""
+    environment = {**ENVIRONMENT, **NO_UTF8}
+    path, archive = tmp_path / "text.txt", str(tmp_path / "a.kvz")
+    path.write_text("Le café est à Zoë. " * 9, encoding="utf-8")
+    options = ["--dtype", "float32", "--system", "Réponds.", "--protect-text", "à Zoë", "--method", "snapkv"]
+    command = ["compress", str(path), "-m", str(tiny_folder), *options, "--query", "Où?", "-o", archive, "-q"]
+    made = finish(spawn(*command, env=environment))
+    assert (made.status, made.err) == (0, "")
+    manifest = json.loads(finish(spawn("inspect", archive, "--json")).text)["manifest"]
+    assert manifest["prompt"]["system"] == "Réponds."
+    assert manifest["compression"]["parameters"]["query"] == "Où?"
+    asked = finish(spawn("ask", archive, "Où est le café?", "--max-new-tokens", "2", "--json", "-q", env=environment))
+    assert (asked.status, asked.err) == (0, "")
+    assert asked.objects[0]["question"] == "Où est le café?"
