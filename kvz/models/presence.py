@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from kvz.models.embedded import EMBEDDED_ID, embedded_path
-from kvz.models.weights import is_whole
+from kvz.models.weights import HUB_FILES, is_whole
 
 __all__ = ["is_present"]
 
@@ -20,6 +20,6 @@ def is_present(name: str, revision: str | None = None) -> bool:
     from huggingface_hub import snapshot_download
 
     try:
-        return is_whole(Path(snapshot_download(name, revision=revision, local_files_only=True)))
+        return is_whole(Path(snapshot_download(name, revision=revision, local_files_only=True, **HUB_FILES)))
     except Exception:  # no such snapshot, or no name that a hub model can have
         return False

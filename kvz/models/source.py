@@ -14,13 +14,11 @@ from kvz.errors import ModelError
 from kvz.models.cache_folder import disk_problem
 from kvz.models.embedded import EMBEDDED_ID, embedded_folder
 from kvz.models.gguf import converted_folder
-from kvz.models.weights import check_folder, is_whole
+from kvz.models.weights import HUB_FILES, check_folder, is_whole
 
 __all__ = ["ModelSource", "find_model"]
 
 _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*(@[\w./-]+)?")
-_HUB_FILES = ["model*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
-_NOT_HUB_FILES = ["*/*"]  # subfolders hold the same weights for other programs
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 _TEMPLATE, _TEMPLATE_FILE = "chat template", "chat_template.jinja"
 
@@ -84,7 +82,9 @@ def _from_hub(name: str, say: Callable[[str], None]) -> ModelSource:
     repo, _, revision = name.partition("@")
     lacking = None
     try:
-        folder = Path(_told(name, lambda: snapshot_download(repo, revision=revision or None, local_files_only=True)))
+        folder = Path(
+            _told(name, lambda: snapshot_download(repo, revision=revision or None, local_files_only=True, **HUB_FILES))
+        )
         if is_whole(folder):
             if (lacking := _lacking(repo, folder)) is None:
                 return ModelSource(repo, folder.name, check_folder(folder))
@@ -92,9 +92,8 @@ def _from_hub(name: str, say: Callable[[str], None]) -> ModelSource:
     except LocalEntryNotFoundError:
         pass
     say(f"fetching {name} from the hub" if lacking is None else f"asking the hub for the {lacking} of {name}")
-    options = {"allow_patterns": _HUB_FILES, "ignore_patterns": _NOT_HUB_FILES}
     try:
-        folder = Path(_told(name, lambda: snapshot_download(repo, revision=revision or None, **options)))
+        folder = Path(_told(name, lambda: snapshot_download(repo, revision=revision or None, **HUB_FILES)))
     except (ModelError, LocalEntryNotFoundError) as error:
         if lacking != _TEMPLATE:
             without = "" if lacking is None else f"; its copy in the cache has no {lacking}"
@@ -127,7 +126,7 @@ def _unfetched(name: str, error: Exception) -> str:
     if problem := disk_problem(error):
         return f"cannot store '{name}' in the hub's cache: {problem}; make room, or set HF_HOME to another folder"
     reason = f"{type(error).__name__}: {error}".splitlines()[0]
-    return f"cannot fetch '{name}' from the hub ({reason[:160]}); no network? Use -m FOLDER"
+    return f"cannot fetch '{name}' from the hub ({reason[:300]}); no network? Use -m FOLDER"
 
 
 def _lacking(repo: str, folder: Path) -> str | None:

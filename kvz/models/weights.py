@@ -7,9 +7,15 @@ from pathlib import Path
 
 from kvz.errors import ModelError
 
-__all__ = ["check_folder", "is_whole", "weight_files"]
+__all__ = ["HUB_FILES", "check_folder", "is_whole", "weight_files"]
 
 _INDEX = "model.safetensors.index.json"
+HUB_FILES: dict[str, list[str]] = {
+    "allow_patterns": ["model*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"],
+    "ignore_patterns": ["*/*"],  # subfolders hold the same weights for other programs
+}
+"""What kvz wants of a hub's repository; a snapshot is whole if it has these."""
+
 _SINGLE = "model.safetensors"
 
 

@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 from huggingface_hub import constants
 from huggingface_hub.errors import LocalEntryNotFoundError
+from huggingface_hub.utils import filter_repo_objects
 
 from kvz.errors import ModelError
+from kvz.models.presence import is_present
 from kvz.models.source import find_model
 from tests.tiny import make_model_folder
 
@@ -27,12 +29,16 @@ class Hub:
     files: Path
     cached: Path
     fails: Exception | None = None
+    listed: bool = False  # whether the library remembers what the repository has
     asked: list[str] = field(default_factory=list)
 
     def snapshot_download(self, repo: str, local_files_only: bool = False, **options: Any) -> str:
         if local_files_only:
-            if not self.cached.is_dir():
-                raise LocalEntryNotFoundError("not cached")
+            wanted = filter_repo_objects(
+                (path.name for path in self.files.iterdir()), allow_patterns=options.get("allow_patterns")
+            )
+            if not self.cached.is_dir() or (self.listed and any(not (self.cached / f).exists() for f in wanted)):
+                raise LocalEntryNotFoundError("not all of it is cached")
             return str(self.cached)
         self.asked.append(repo)
         if self.fails is not None:
@@ -64,6 +70,16 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
 
 def test_a_whole_snapshot_is_used_without_asking(hub):
     assert find_model("org/name", lambda line: None).folder == hub.cached
+    assert hub.asked == []
+
+
+def test_files_of_a_repository_that_kvz_does_not_want_are_not_missed(hub):
+    """The hub's library remembers what a repository has: its read-me and pickled weights are not fetched."""
+    (hub.files / "README.md").touch()
+    (hub.files / "pytorch_model.bin").touch()
+    hub.listed = True
+    assert find_model("org/name", lambda line: None).folder == hub.cached
+    assert is_present("org/name")
     assert hub.asked == []
 
 
