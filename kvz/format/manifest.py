@@ -116,12 +116,12 @@ class CompressionInfo(Struct, frozen=True):
     method: str
     parameters: dict[str, Parameter]
     allocation: str
-    allocation_parameters: dict[str, Parameter]
     ratio: float | None
     budget: int | None
     pairs_kept: Count
     pairs_total: Count
     kept: tuple[tuple[Count, ...], ...]
+    allocation_parameters: dict[str, Parameter] = {}  # the first archives of version 1.0 have none
 
 
 class PagesInfo(Struct, frozen=True):
