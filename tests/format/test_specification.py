@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +11,6 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-import xxhash
 
 import kvz
 from kvz.errors import ArchiveError, ArchiveVersion
@@ -20,6 +18,7 @@ from kvz.format.header import FORMAT_VERSION
 from kvz.format.manifest import Manifest
 from kvz.models.language_model import LanguageModel, load_model
 from tests.conftest import TEXT
+from tests.format.rewriting import rewrite
 from tests.tiny import make_model_folder
 
 SPECIFICATION = (Path(__file__).parents[2] / "docs" / "format.md").read_text(encoding="utf-8")
@@ -117,24 +116,6 @@ def test_the_example_refuses_truncated_and_longer_files(
         damaged.write_bytes(content)
         with pytest.raises((ValueError, KeyError)):
             read_kvz(damaged)
-
-
-def rewrite(source: Path, target: Path, change: Callable[[dict[str, Any], dict[str, Any]], None]) -> None:
-    """Copy an archive with `change(metadata, manifest)` applied, written as the specification says."""
-    data = source.read_bytes()
-    start = 8 + int.from_bytes(data[:8], "little")
-    header = json.loads(data[8:start])
-    metadata = header["__metadata__"]
-    manifest = json.loads(metadata["manifest"])
-    change(metadata, manifest)
-    metadata |= {"manifest": json.dumps(manifest), "header_checksum": "0" * 32}
-    text = json.dumps(header).encode()
-    text += b" " * (-(8 + len(text)) % 64)
-    head = len(text).to_bytes(8, "little") + text
-    mark = b'"header_checksum": "' + b"0" * 32
-    assert head.count(mark) == 1
-    digest = xxhash.xxh3_128_hexdigest(head).encode()
-    target.write_bytes(head.replace(mark, mark[:-32] + digest) + data[start:])
 
 
 def test_an_unknown_minor_version_is_read(read_kvz: Callable[[Path], Any], archive: Path, tmp_path: Path) -> None:
