@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kvz.argument_types import FLAG, PATH, Kind, check_types
 from kvz.cache.ragged import RaggedCache
 from kvz.decode.decoding import Decoding
 from kvz.decode.sampling import Sampling
-from kvz.decode.session import Answer, Session
+from kvz.decode.session import Answer, Session, check_asking, check_decoding
 from kvz.defaults import MAX_NEW_TOKENS
 from kvz.errors import ArchiveMismatch, CorruptArchive, ModelError
 from kvz.format.manifest import Manifest
@@ -72,6 +73,7 @@ class Archive:
 
         Raises QuestionError, ModelError, ArchiveMismatch, or ArchiveError if a mapped file was changed in place.
         """
+        check_asking(question, max_new_tokens, sampling, stream)  # before a model is loaded
         return self.session().ask(question, max_new_tokens, sampling, stream)
 
     def session(self, model: LanguageModel | None = None, decoding: Decoding | None = None) -> Session:
@@ -80,6 +82,9 @@ class Archive:
         `decoding` makes a new session that reads the archive so; `ask` goes through it from then on. Raises
         ArchiveMismatch if the archive was not made with that model.
         """
+        check_types(model=(model, Kind((LanguageModel,), "a loaded model (kvz.load_model)") | None))
+        if decoding is not None:
+            check_decoding(decoding)
         with self._opening:  # several threads wait for one model, and each gets the session that it asked for
             chosen = model or self._model or model_of(self.manifest)
             session = self._session
@@ -104,6 +109,11 @@ class Archive:
 
     def save(self, path: str | Path, overwrite: bool = False, progress: Progress | None = None) -> int:
         """Write a `.kvz` file, atomically; returns its size in bytes. Raises OutputError, or ArchiveError as `ask`."""
+        check_types(
+            path=(path, PATH),
+            overwrite=(overwrite, FLAG),
+            progress=(progress, Kind((Progress,), "a kvz.progress.Progress") | None),
+        )
         progress = progress or Progress()
 
         def done(nbytes: int) -> None:
@@ -124,6 +134,7 @@ def load(path: str | Path, verify: bool = True, mmap: bool | None = None) -> Arc
     is read into memory. None maps it unless it lies on a network file system. Raises ArchiveError, CorruptArchive or
     ArchiveVersion.
     """
+    check_types(path=(path, PATH), verify=(verify, FLAG), mmap=(mmap, FLAG | None))
     archive = open_archive(path)
     mapped = archive.file.is_local if mmap is None else mmap
     data = None if mapped else archive.data(mapped=False)

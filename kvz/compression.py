@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import torch
 
 from kvz.archive import Archive
+from kvz.argument_types import FLAG, NUMBER, PATH, TEXT, WHOLE, Kind, check_types
 from kvz.cache.index import IndexPlan, with_index
 from kvz.cache.ragged import evict
 from kvz.defaults import METHOD
@@ -60,15 +62,33 @@ def compress(
     wherever it occurs. Line ends CR LF and CR are read as LF unless `keep_newlines`. `index` says which selection
     indexes are stored. Raises a KvzError.
     """
+    check_types(
+        document=(document, PATH),
+        model=(model, Kind((str, os.PathLike, LanguageModel), "a name, a path or a loaded model") | None),
+        ratio=(ratio, NUMBER | None),
+        budget=(budget, WHOLE | None),
+        method=(method, Kind((str, ScoringMethod), "a name or a kvz.scoring.method.ScoringMethod")),
+        allocation=(allocation, Kind((str, Allocation), "a name or a kvz.scoring.allocation.Allocation") | None),
+        floor=(floor, NUMBER | None),
+        keep_recent=(keep_recent, WHOLE),
+        protect=(protect, Kind((str, list, tuple), "a text, or a list of texts and of (start, end)")),
+        system=(system, TEXT | None),
+        truncate=(truncate, TEXT | None),
+        include_text=(include_text, FLAG),
+        keep_newlines=(keep_newlines, FLAG),
+        offload=(offload, FLAG),
+        index=(index, Kind((IndexPlan,), "a kvz.cache.index.IndexPlan") | None),
+        progress=(progress, Kind((Progress,), "a kvz.progress.Progress") | None),
+    )
     progress = progress or Progress()
-    source = _document(document, keep_newlines)
+    source = _document(document if isinstance(document, str) else Path(document), keep_newlines)
     recipe = make_recipe(
         ratio=ratio,
         budget=budget,
         method=method,
         allocation=allocation,
-        floor=floor,
-        keep_recent=keep_recent,
+        floor=None if floor is None else float(floor),
+        keep_recent=int(keep_recent),
         protect=(protect,) if isinstance(protect, str) else tuple(protect),
         system=system,
         truncate=truncate,

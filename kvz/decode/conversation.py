@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from kvz.argument_types import Kind, check_types
 from kvz.cache.tail import Tail
 from kvz.decode.decoding import Decoding
 from kvz.decode.run import Answer, Growing
 from kvz.decode.sampling import Sampling
-from kvz.decode.session import Session
+from kvz.decode.session import Session, check_asking
 from kvz.defaults import MAX_NEW_TOKENS
 from kvz.prompt import later_ids, make_turn
 
@@ -25,6 +26,7 @@ class Conversation:
 
     def __init__(self, session: Session) -> None:
         """Raises ModelError if the model's chat template cannot be cut between two turns."""
+        check_types(session=(session, Kind((Session,), "a kvz.Session")))
         self.turns = 0
         self._session = session
         self._turn = make_turn(session.model.tokenizer, session.seam)
@@ -74,6 +76,7 @@ class Conversation:
 
         Raises QuestionError if the question is empty, or if it and the turns before leave no position for an answer.
         """
+        check_asking(question, max_new_tokens, sampling, stream)
         session, before = self._session, self._tail.length
         session.check_archive()
         ids = session.ids_of(question)

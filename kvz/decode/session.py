@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
+from kvz.argument_types import Kind, check_types
 from kvz.cache.ragged import RaggedCache
 from kvz.cache.tail import Tail
 from kvz.cache.upload import upload
@@ -18,7 +19,7 @@ from kvz.errors import QuestionError, UsageError
 from kvz.models.language_model import LanguageModel
 from kvz.prompt import Seam, question_ids
 
-__all__ = ["Answer", "Session", "check_max_new_tokens"]
+__all__ = ["Answer", "Session", "check_asking", "check_decoding", "check_max_new_tokens"]
 
 Left = TypeVar("Left")
 
@@ -61,6 +62,7 @@ class Session:
 
     def read(self, decoding: Decoding) -> Reading:
         """Another way to read this archive."""
+        check_decoding(decoding)
         return decoding.reading(self.cache, self.prefix)
 
     def reading_together(self, questions: int) -> Reading:
@@ -81,6 +83,7 @@ class Session:
         Raises QuestionError if the question is empty or does not fit into the model's positions, ArchiveError if the
         archive's file was changed in place.
         """
+        check_asking(question, max_new_tokens, sampling, stream)
         self.check_archive()
         ids = self.ids_of(question)
         growing = self.growing(len(ids), max_new_tokens, sampling)
@@ -107,7 +110,8 @@ class Session:
         """
         from kvz.decode.batch import ask_batch, automatic_size, check_size  # which need sessions themselves
 
-        check_max_new_tokens(max_new_tokens)
+        check_asking("", max_new_tokens, sampling)
+        check_types(reading=(reading, Kind((Reading,), "a session's reading") | None))
         if isinstance(questions, str) or not isinstance(questions, Sequence):
             raise UsageError("ask_all takes a list of questions; ask takes one")
         if not questions:
@@ -232,6 +236,27 @@ def _taken(left: deque[Left]) -> Left | None:
         return left.pop()
     except IndexError:
         return None
+
+
+def check_asking(
+    question: str,
+    max_new_tokens: int,
+    sampling: Sampling | None,
+    stream: Callable[[str], None] = lambda piece: None,
+) -> None:
+    """Raise QuestionError for a question that is no string, UsageError for other arguments of a wrong type."""
+    if not isinstance(question, str):
+        raise QuestionError(f"a question is one string, not a {type(question).__name__}; ask several one by one")
+    check_max_new_tokens(max_new_tokens)
+    check_types(
+        sampling=(sampling, Kind((Sampling,), "a kvz.Sampling") | None),
+        stream=(stream, Kind((Callable,), "a function of a piece of text")),  # type: ignore[arg-type]
+    )
+
+
+def check_decoding(decoding: Decoding) -> None:
+    """Raise UsageError for what is no Decoding, such as a policy's name."""
+    check_types(decoding=(decoding, Kind((Decoding,), "a kvz.Decoding")))
 
 
 def check_max_new_tokens(count: int) -> None:

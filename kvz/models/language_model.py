@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from kvz.argument_types import PATH, TEXT, Kind, check_types
 from kvz.errors import ModelError, UsageError
 from kvz.geometry import Geometry
 from kvz.models import checkpoint
@@ -120,6 +121,7 @@ def load_model(
     `device` is a torch device or "auto" (CUDA if there is one); `dtype` is bfloat16, float16, float32 or "auto"
     (bfloat16 where the device is fast at it, else float32). Raises ModelError, UnsupportedModel or UsageError.
     """
+    check_types(name=(name, PATH | None), say=(say, Kind((Callable,), "a function")))  # type: ignore[arg-type]
     placement(device, dtype)  # wrong usage is told before anything is fetched
     return load_weights(identify_model(name, say), device, dtype)
 
@@ -152,6 +154,7 @@ def _end_ids(identity: ModelIdentity) -> frozenset[int]:
 
 def placement(device: str, dtype: str) -> tuple[torch.device, torch.dtype]:
     """The device and the dtype that `load_model` takes these names for. Raises UsageError."""
+    check_types(device=(device, Kind((str, torch.device), "a device's name")), dtype=(dtype, TEXT))
     target = _device(device)
     return target, _dtype(dtype, target)
 

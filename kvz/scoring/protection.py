@@ -41,7 +41,7 @@ def check_spans(protect: Sequence[str | Span]) -> None:
             or len(item) != 2
             or not all(end is None or isinstance(end, int) for end in item)
         ):
-            raise UsageError(f"{item!r} is no span of tokens: give (start, end), or a text")
+            raise UsageError(f"protect: {item!r:.60} is no span of tokens: give (start, end), or a text")
 
 
 def protected_tokens(tokenizer: Tokenizer, ids: Sequence[int], protect: Sequence[str | Span]) -> Tensor:
