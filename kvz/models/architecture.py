@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from kvz.errors import UnsupportedModel
-from kvz.models.families import geometry_of
+from kvz.models.cache_geometry import geometry_of
+from kvz.models.config_file import ModelConfig
 from kvz.models.rotary import Rotary
 
 __all__ = ["ARCHITECTURES", "Architecture", "Block", "Experts"]
@@ -82,36 +82,37 @@ class Architecture:
         return total
 
     @classmethod
-    def from_config(cls, config: Any) -> Architecture:
+    def from_config(cls, config: ModelConfig) -> Architecture:
         """The record of a model's config. Raises UnsupportedModel, which names what kvz does not know."""
         _check_weights(config)
         geometry_of(config)
         return ARCHITECTURES[config.model_type](_common(config), config)
 
 
-def _check_weights(config: Any) -> None:
+def _check_weights(config: ModelConfig) -> None:
     """Raise UnsupportedModel for quantised weights: without their scales they are other weights."""
-    quantised = getattr(config, "quantization_config", None)
+    quantised = config.quantization_config
     if quantised is None:
         return
-    method = quantised.get("quant_method") if isinstance(quantised, dict) else getattr(quantised, "quant_method", None)
+    method = quantised.get("quant_method") if isinstance(quantised, dict) else None
     raise UnsupportedModel(
         f"this model's weights are quantised (quantization_config: {method or 'of no method'}), which kvz cannot read; "
         "use the model in bfloat16, float16 or float32, or a GGUF file of it"
     )
 
 
-def _common(config: Any) -> Architecture:
+def _common(config: ModelConfig) -> Architecture:
     """What configs of all families say in the same fields."""
     geometry = geometry_of(config)
-    activation = getattr(config, "hidden_act", None) or getattr(config, "hidden_activation", None)
+    field = "hidden_activation" if config.model_type == "gemma3_text" else "hidden_act"
+    activation = getattr(config, field)
     if activation not in _ACTIVATIONS:
         raise UnsupportedModel(
-            f"this {config.model_type} model's activation is '{activation}' (hidden_act), which kvz does not know; "
+            f"this {config.model_type} model's activation is '{activation}' ({field}), which kvz does not know; "
             f"it knows {', '.join(_ACTIVATIONS)}"
         )
     for name in ("attn_logit_softcapping", "final_logit_softcapping"):
-        if getattr(config, name, None):
+        if getattr(config, name):
             raise UnsupportedModel(f"this {config.model_type} model caps its logits ({name}), which kvz does not do")
     dim = geometry.shapes[0].head_dim
     rotaries = _rotaries(config, dim, geometry.max_positions)
@@ -140,7 +141,7 @@ def _common(config: Any) -> Architecture:
     )
 
 
-def _rotaries(config: Any, dim: int, max_positions: int) -> dict[str, Rotary]:
+def _rotaries(config: ModelConfig, dim: int, max_positions: int) -> dict[str, Rotary]:
     """By kind of layer where those differ, else one."""
     parameters = config.rope_parameters
     kinds = {"full_attention": "full", "sliding_attention": "sliding"}
@@ -157,25 +158,29 @@ def _rotaries(config: Any, dim: int, max_positions: int) -> dict[str, Rotary]:
     return {name: Rotary.from_parameters(each, dim, max_positions) for name, each in found.items()}
 
 
-def _biases(config: Any) -> frozenset[str]:
-    attention = ("q", "k", "v", "o") if getattr(config, "attention_bias", False) else ()
-    mlp = ("gate", "up", "down") if getattr(config, "mlp_bias", False) else ()
+def _biases(config: ModelConfig) -> frozenset[str]:
+    attention = ("q", "k", "v", "o") if config.attention_bias else ()
+    mlp = ("gate", "up", "down") if config.mlp_bias else ()
     return frozenset((*attention, *mlp))
 
 
-def _llama(common: Architecture, config: Any) -> Architecture:
+def _llama(common: Architecture, config: ModelConfig) -> Architecture:
     return common
 
 
-def _qwen2(common: Architecture, config: Any) -> Architecture:
+def _qwen2(common: Architecture, config: ModelConfig) -> Architecture:
     return replace(common, biases=frozenset("qkv"))
 
 
-def _qwen3(common: Architecture, config: Any) -> Architecture:
+def _qwen3(common: Architecture, config: ModelConfig) -> Architecture:
     return replace(common, head_norm="head")
 
 
-def _gemma3(common: Architecture, config: Any) -> Architecture:
+def _gemma3(common: Architecture, config: ModelConfig) -> Architecture:
+    if not config.query_pre_attn_scalar:
+        raise UnsupportedModel(
+            "query_pre_attn_scalar of this gemma3_text model is not there; its config.json is damaged"
+        )
     return replace(
         common,
         head_norm="head",
@@ -186,19 +191,19 @@ def _gemma3(common: Architecture, config: Any) -> Architecture:
     )
 
 
-def _phi3(common: Architecture, config: Any) -> Architecture:
+def _phi3(common: Architecture, config: ModelConfig) -> Architecture:
     return replace(common, fused=frozenset(("qkv", "gate_up")))
 
 
-def _smollm3(common: Architecture, config: Any) -> Architecture:
-    blocks = tuple(
-        block if uses else replace(block, rotary=None)
-        for block, uses in zip(common.blocks, config.no_rope_layers, strict=False)
-    )
+def _smollm3(common: Architecture, config: ModelConfig) -> Architecture:
+    turns = config.no_rope_layers or []
+    if len(turns) < len(common.blocks):
+        raise UnsupportedModel(f"no_rope_layers of this smollm3 model has {len(turns)} of {len(common.blocks)} layers")
+    blocks = tuple(block if turns[i] else replace(block, rotary=None) for i, block in enumerate(common.blocks))
     return replace(common, blocks=blocks)
 
 
-def _granite(common: Architecture, config: Any) -> Architecture:
+def _granite(common: Architecture, config: ModelConfig) -> Architecture:
     return replace(
         common,
         scale=float(config.attention_multiplier),
@@ -208,12 +213,12 @@ def _granite(common: Architecture, config: Any) -> Architecture:
     )
 
 
-def _olmo2(common: Architecture, config: Any) -> Architecture:
+def _olmo2(common: Architecture, config: ModelConfig) -> Architecture:
     return replace(common, pre_norm=False, post_norm=True, head_norm="all")
 
 
-def _qwen3_moe(common: Architecture, config: Any) -> Architecture:
-    experts = Experts(config.num_experts, config.num_experts_per_tok, bool(config.norm_topk_prob))
+def _qwen3_moe(common: Architecture, config: ModelConfig) -> Architecture:
+    experts = Experts(config.num_local_experts, config.num_experts_per_tok, bool(config.norm_topk_prob))
     blocks = tuple(
         replace(block, intermediate=config.moe_intermediate_size, experts=experts)
         if index not in config.mlp_only_layers and (index + 1) % config.decoder_sparse_step == 0
@@ -223,14 +228,14 @@ def _qwen3_moe(common: Architecture, config: Any) -> Architecture:
     return replace(common, head_norm="head", blocks=blocks)
 
 
-def _mixtral(common: Architecture, config: Any) -> Architecture:
+def _mixtral(common: Architecture, config: ModelConfig) -> Architecture:
     experts = Experts(config.num_local_experts, config.num_experts_per_tok, True)
     blocks = tuple(replace(block, experts=experts) for block in common.blocks)
     names = ("block_sparse_moe.gate", "block_sparse_moe.experts", "w1", "w3", "w2")
     return replace(common, blocks=blocks, expert_names=names)
 
 
-ARCHITECTURES: dict[str, Callable[[Architecture, Any], Architecture]] = {
+ARCHITECTURES: dict[str, Callable[[Architecture, ModelConfig], Architecture]] = {
     "gemma3_text": _gemma3,
     "granite": _granite,
     "llama": _llama,
@@ -243,4 +248,4 @@ ARCHITECTURES: dict[str, Callable[[Architecture, Any], Architecture]] = {
     "qwen3_moe": _qwen3_moe,
     "smollm3": _smollm3,
 }
-"""transformers' `model_type` -> the record. A new family is one function and one line."""
+"""`model_type` of config.json -> the record. A new family is one function and one line."""

@@ -8,12 +8,12 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 import xxhash
 from safetensors import safe_open
 
+from kvz.models.config_file import ModelConfig
 from kvz.models.tokenizer import Tokenizer
 from kvz.models.weights import weight_files
 
@@ -49,7 +49,7 @@ class Fingerprints:
     template: str
 
 
-def fingerprints_of(config: Any, folder: Path, tokenizer: Tokenizer) -> Fingerprints:
+def fingerprints_of(config: ModelConfig, folder: Path, tokenizer: Tokenizer) -> Fingerprints:
     """Fingerprints of the model in `folder`."""
     return Fingerprints(
         model=_digest(_config_text(config), *_weight_samples(folder)),
@@ -58,13 +58,13 @@ def fingerprints_of(config: Any, folder: Path, tokenizer: Tokenizer) -> Fingerpr
     )
 
 
-def _config_text(config: Any) -> bytes:
+def _config_text(config: ModelConfig) -> bytes:
     """What in a config shapes keys and values, in a canonical form."""
-    shaping = {key: getattr(config, key, None) for key in _CONFIG_KEYS}
-    shaping |= {key: value for key in _HYBRID_KEYS if (value := getattr(config, key, None)) is not None}
-    rope = getattr(config, "rope_parameters", None) or {}
+    shaping = {key: getattr(config, key) for key in _CONFIG_KEYS}
+    shaping |= {key: value for key in _HYBRID_KEYS if (value := getattr(config, key)) is not None}
+    rope = config.rope_parameters
     shaping["rope"] = {key: rope[key] for key in sorted(rope) if rope[key] is not None}
-    return json.dumps(shaping, sort_keys=True, default=str).encode()
+    return json.dumps(shaping, sort_keys=True).encode()
 
 
 def _weight_samples(folder: Path) -> list[bytes]:

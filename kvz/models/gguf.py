@@ -22,6 +22,7 @@ from kvz.errors import ModelError
 from kvz.models.architecture import Architecture
 from kvz.models.cache_folder import build_once, cache_folder, is_complete
 from kvz.models.checkpoint import shapes_of
+from kvz.models.config_file import ModelConfig
 from kvz.models.gguf_config import Metadata, config_of
 from kvz.models.quiet import first_line, quiet_transformers
 
@@ -143,15 +144,7 @@ def _metadata(reader: Any) -> Metadata:
 
 
 def _facts(config: Mapping[str, Any]) -> Architecture:
-    from transformers import AutoConfig
-
-    given = {key: value for key, value in config.items() if key != "model_type" and value is not None}
-    try:
-        with quiet_transformers():
-            known = AutoConfig.for_model(config["model_type"], **given)
-    except Exception as error:
-        raise ModelError(f"its metadata makes no {config['model_type']} model: {first_line(error)}") from error
-    return Architecture.from_config(known)
+    return Architecture.from_config(ModelConfig.from_fields({k: v for k, v in config.items() if v is not None}))
 
 
 def _weights(facts: Architecture, tensors: Mapping[str, Any]) -> Iterator[_Weight]:

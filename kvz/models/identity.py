@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from safetensors import SafetensorError
 
 from kvz.errors import ModelError
 from kvz.geometry import Geometry
 from kvz.models.architecture import Architecture
-from kvz.models.families import geometry_of
+from kvz.models.cache_geometry import geometry_of
+from kvz.models.config_file import ModelConfig, read_config
 from kvz.models.fingerprint import Fingerprints, fingerprints_of
-from kvz.models.quiet import first_line, quiet_transformers
+from kvz.models.quiet import first_line
 from kvz.models.source import ModelSource, find_model
 from kvz.models.tokenizer import Tokenizer
 
@@ -26,7 +26,7 @@ class ModelIdentity:
     """Where a model lies, its config, tokenizer, geometry, fingerprints, and what its forward pass is like."""
 
     source: ModelSource
-    config: Any
+    config: ModelConfig
     tokenizer: Tokenizer
     geometry: Geometry
     fingerprints: Fingerprints
@@ -35,13 +35,13 @@ class ModelIdentity:
     @property
     def architecture(self) -> str:
         """Class name of the architecture, such as LlamaForCausalLM."""
-        names = getattr(self.config, "architectures", None)
-        return str(names[0] if names else self.config.model_type)
+        names = self.config.architectures
+        return names[0] if names else self.config.model_type
 
     @property
     def vocabulary_size(self) -> int:
         """Ids the model can be fed: 0 to this, exclusive."""
-        return int(self.config.vocab_size)
+        return self.config.vocab_size
 
 
 def identify_model(name: str | Path | None, say: Callable[[str], None] = lambda message: None) -> ModelIdentity:
@@ -50,7 +50,7 @@ def identify_model(name: str | Path | None, say: Callable[[str], None] = lambda 
     Code that comes with a model is never run. Raises ModelError or UnsupportedModel.
     """
     source = find_model(name, say)
-    config = _config(source)
+    config = read_config(source.folder)
     facts = Architecture.from_config(config)
     tokenizer = Tokenizer.load(source.folder)
     try:
@@ -60,13 +60,3 @@ def identify_model(name: str | Path | None, say: Callable[[str], None] = lambda 
             f"cannot load the weights in {source.folder}: {first_line(error)}; copy or fetch the model again"
         ) from error
     return ModelIdentity(source, config, tokenizer, geometry_of(config), fingerprints, facts)
-
-
-def _config(source: ModelSource) -> Any:
-    from transformers import AutoConfig
-
-    try:
-        with quiet_transformers():
-            return AutoConfig.from_pretrained(str(source.folder), local_files_only=True, trust_remote_code=False)
-    except Exception as error:
-        raise ModelError(f"cannot read {source.folder / 'config.json'}: {first_line(error)}") from error

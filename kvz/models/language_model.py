@@ -147,7 +147,7 @@ def _end_ids(identity: ModelIdentity) -> frozenset[int]:
         declared = generation.get("eos_token_id")
     except (OSError, ValueError, AttributeError) as error:
         raise ModelError(f"cannot read {path}: {first_line(error)}; copy or fetch the model again") from error
-    for value in (declared, getattr(identity.config, "eos_token_id", None), identity.tokenizer.end_id):
+    for value in (declared, identity.config.eos_token_id, identity.tokenizer.end_id):
         found.update([] if value is None else value if isinstance(value, list) else [value])
     return frozenset(found)
 

@@ -33,10 +33,16 @@ class Rotary:
             raise UnsupportedModel(
                 f"this model has '{kind}' position embeddings, which kvz does not know; it knows {', '.join(_KINDS)}"
             )
-        dim = int(head_dim * parameters.get("partial_rotary_factor", 1.0))
-        base = float(parameters["rope_theta"])
-        plain = base ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)
-        return _KINDS[kind](parameters, plain, max_positions)
+        try:
+            dim = int(head_dim * parameters.get("partial_rotary_factor", 1.0))
+            if dim % 2 and dim == head_dim:
+                raise ValueError(f"{dim} dimensions cannot be turned in pairs")
+            base = float(parameters["rope_theta"])
+            plain = base ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)
+            return _KINDS[kind](parameters, plain, max_positions)
+        except (KeyError, TypeError, ValueError, ArithmeticError) as error:
+            missing = f"{error} is missing" if isinstance(error, KeyError) else error
+            raise UnsupportedModel(f"this model's '{kind}' position embeddings are damaged: {missing}") from error
 
     def to(self, device: torch.device) -> Rotary:
         """The same on another device."""

@@ -15,6 +15,7 @@ from kvz.errors import ModelError, UnsupportedModel
 from kvz.kernels.linear import FEW_ROWS, fast_bfloat16
 from kvz.models.architecture import Architecture
 from kvz.models.checkpoint import load_weights
+from kvz.models.config_file import ModelConfig, read_config
 from kvz.models.decoder import Attend, Decoder
 from tests.tiny import FAMILIES, make_model_folder
 
@@ -91,7 +92,7 @@ def side_by_side(stores: list[Dense]) -> Attend:
 
 
 def load(folder: Path) -> Decoder:
-    facts = Architecture.from_config(transformers.AutoConfig.from_pretrained(folder))
+    facts = Architecture.from_config(read_config(folder))
     return Decoder(facts, load_weights(folder, facts, torch.float32, torch.device("cpu")), torch.float32)
 
 
@@ -136,7 +137,7 @@ def test_weights_of_16_bits_are_widened_not_rounded_to(tmp_path, name, rows):
     network = transformers.AutoModelForCausalLM.from_pretrained(wide, dtype=torch.bfloat16)
     folder = tmp_path / "narrow"
     network.save_pretrained(folder)
-    facts = Architecture.from_config(transformers.AutoConfig.from_pretrained(folder))
+    facts = Architecture.from_config(read_config(folder))
     narrow = load_weights(folder, facts, torch.bfloat16, torch.device("cpu"))
     network = network.float().eval()
     if name == "gemma3":  # it scales embeddings by a factor in the weights' own dtype
@@ -171,21 +172,26 @@ def test_each_layer_s_input_is_shown_before_it_attends(tmp_path):
         torch.testing.assert_close(got, expected[0], atol=1e-4, rtol=0)
 
 
-def test_what_a_family_s_own_model_does_not_do_is_refused_by_name():
-    config = transformers.LlamaConfig()
-    config.rope_parameters = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
-    with pytest.raises(UnsupportedModel, match="partial_rotary_factor"):
-        Architecture.from_config(config)
-    config = transformers.LlamaConfig()
-    config.rope_parameters = {"rope_type": "spiral", "rope_theta": 1e4}
-    with pytest.raises(UnsupportedModel, match="'spiral' position embeddings"):
-        Architecture.from_config(config)
-    config = transformers.LlamaConfig(hidden_act="relu")
-    with pytest.raises(UnsupportedModel, match="activation is 'relu'"):
-        Architecture.from_config(config)
-    config = transformers.Gemma3TextConfig(attn_logit_softcapping=50.0)
-    with pytest.raises(UnsupportedModel, match="attn_logit_softcapping"):
-        Architecture.from_config(config)
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+        ({"rope_parameters": {"rope_type": "spiral"}}, "'spiral' position embeddings"),
+        ({"rope_parameters": {"rope_type": "linear"}}, "'linear' position embeddings are damaged: 'factor' is missing"),
+        ({"rope_theta": None}, "'default' position embeddings are damaged"),
+        ({"head_dim": 17}, "cannot be turned in pairs"),
+        ({"model_type": "phi3", "rope_parameters": {"type": "linear", "factor": 2.0}}, "phi3 models do not have"),
+        ({"model_type": "phi3", "rope_parameters": {"type": "yarn", "factor": 2.0}}, "'longrope'"),
+        ({"model_type": "smollm3", "no_rope_layers": [1]}, "no_rope_layers .* 1 of 36"),
+        ({"model_type": "gemma3_text", "query_pre_attn_scalar": None}, "query_pre_attn_scalar"),
+        ({"hidden_act": "relu"}, "activation is 'relu'"),
+        ({"model_type": "gemma3_text", "attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
+    ],
+    ids=str,
+)
+def test_what_a_family_s_own_model_does_not_do_is_refused_by_name(fields, message):
+    with pytest.raises(UnsupportedModel, match=message):
+        Architecture.from_config(ModelConfig.from_fields({"model_type": "llama", **fields}))
 
 
 def test_tensors_of_no_place_or_another_shape_are_refused_by_name(tmp_path):
@@ -216,4 +222,4 @@ def test_weights_of_a_step_are_those_of_transformers_products(tmp_path, family):
     products = sum(module.weight.numel() for module in network.modules() if isinstance(module, torch.nn.Linear))
     experts = {name: p.numel() for name, p in network.named_parameters() if ".experts." in name or "mlp.gate." in name}
     products += sum(size // 2 if ".experts." in name else size for name, size in experts.items())
-    assert Architecture.from_config(network.config).step_weights == products
+    assert Architecture.from_config(read_config(folder)).step_weights == products

@@ -10,7 +10,8 @@ from safetensors.torch import load_file, save_file
 
 from kvz.errors import ModelError, UnsupportedModel, UsageError
 from kvz.geometry import Geometry, LayerShape
-from kvz.models.families import geometry_of
+from kvz.models.cache_geometry import geometry_of
+from kvz.models.config_file import ModelConfig
 from kvz.models.language_model import load_model
 from tests.tiny import FAMILIES, GEMMA_WINDOW, make_model_folder
 
@@ -23,33 +24,37 @@ def test_geometry(tmp_path, family):
     assert model.geometry.query_heads == 4
 
 
+def config_of(family: str, **fields: object) -> ModelConfig:
+    return ModelConfig.from_fields({"model_type": family, **fields})
+
+
 def test_other_architectures_are_refused_by_name():
-    with pytest.raises(UnsupportedModel, match="'gpt2' is not supported"):
-        geometry_of(transformers.GPT2Config())
-    with pytest.raises(UnsupportedModel, match="layer 0 of this mamba model is of kind 'linear_attention'"):
-        geometry_of(transformers.MambaConfig())
+    for config in (transformers.GPT2Config(), transformers.MambaConfig(), transformers.Qwen3NextConfig()):
+        with pytest.raises(UnsupportedModel, match=f"'{config.model_type}' is not supported"):
+            ModelConfig.from_fields(config.to_dict())
 
 
 def test_layers_that_cannot_be_stored_are_refused_by_kind():
-    config = transformers.Qwen3NextConfig(num_hidden_layers=2, layer_types=["full_attention", "linear_attention"])
+    kinds = ["full_attention", "linear_attention"]
     with pytest.raises(UnsupportedModel, match=r"layer 1 .*'linear_attention'"):
-        geometry_of(config)
+        geometry_of(config_of("qwen3", num_hidden_layers=2, layer_types=kinds))
     with pytest.raises(UnsupportedModel, match=r"'sliding_attention'.*nothing to evict"):
-        geometry_of(transformers.MistralConfig(sliding_window=4096))
+        geometry_of(config_of("mistral", sliding_window=4096))
     with pytest.raises(UnsupportedModel, match=r"'sliding_attention'.*nothing to evict"):
-        geometry_of(transformers.Phi3Config(sliding_window=2047))
+        geometry_of(config_of("phi3", sliding_window=2047))
 
 
-def test_shared_and_tied_layers_are_refused_by_name():
-    with pytest.raises(UnsupportedModel, match="num_kv_shared_layers"):
-        geometry_of(transformers.Gemma3nTextConfig(num_kv_shared_layers=10))
-    config = transformers.Gemma3TextConfig()
-    config.attention_k_eq_v = True
-    with pytest.raises(UnsupportedModel, match="attention_k_eq_v"):
-        geometry_of(config)
-    config = transformers.Gemma3TextConfig(use_bidirectional_attention=True)
-    with pytest.raises(UnsupportedModel, match="both directions"):
-        geometry_of(config)
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"num_kv_shared_layers": 10}, "num_kv_shared_layers"),
+        ({"attention_k_eq_v": True}, "attention_k_eq_v"),
+        ({"use_bidirectional_attention": True}, "both directions"),
+    ],
+)
+def test_shared_and_tied_layers_are_refused_by_name(fields, message):
+    with pytest.raises(UnsupportedModel, match=message):
+        geometry_of(config_of("gemma3_text", **fields))
 
 
 def test_rows_of_a_hybrid_model_are_those_of_its_full_layers():
@@ -61,10 +66,8 @@ def test_rows_of_a_hybrid_model_are_those_of_its_full_layers():
 
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])
 def test_position_embeddings_that_depend_on_the_length_are_refused(kind):
-    config = transformers.LlamaConfig()
-    config.rope_parameters = {"rope_type": kind, "rope_theta": 10000.0, "factor": 2.0}
     with pytest.raises(UnsupportedModel, match=kind):
-        geometry_of(config)
+        geometry_of(config_of("llama", rope_parameters={"rope_type": kind, "rope_theta": 10000.0, "factor": 2.0}))
 
 
 def test_code_that_comes_with_a_model_is_neither_run_nor_offered(tmp_path, monkeypatch):
@@ -232,21 +235,15 @@ def test_weights_that_are_missing_are_refused_and_not_made_up(tmp_path):
 
 def test_sliding_layers_of_families_that_do_not_go_by_them_are_refused():
     kinds = ["sliding_attention", "full_attention"]
-    for config in (transformers.LlamaConfig(num_hidden_layers=2), transformers.MistralConfig(num_hidden_layers=2)):
-        config.layer_types, config.sliding_window = kinds, 8
-        with pytest.raises(UnsupportedModel, match="do not go by"):
-            geometry_of(config)
+    with pytest.raises(UnsupportedModel, match="do not go by"):
+        geometry_of(config_of("llama", num_hidden_layers=2, layer_types=kinds, sliding_window=8))
 
 
 def test_sizes_that_no_model_has():
-    config = transformers.Gemma3TextConfig(sliding_window=0)
     with pytest.raises(UnsupportedModel, match="sliding_window is 0"):
-        geometry_of(config)
-    config = transformers.Gemma3TextConfig(sliding_window=2**40, max_position_embeddings=10**12)
-    geometry = geometry_of(config)
+        geometry_of(config_of("gemma3_text", sliding_window=0))
+    geometry = geometry_of(config_of("gemma3_text", sliding_window=2**40, max_position_embeddings=10**12))
     assert geometry.max_positions == 2**31
     assert geometry.shapes[0].window == 2**31
-    config = transformers.LlamaConfig()
-    config.num_hidden_layers = 0
     with pytest.raises(UnsupportedModel, match="no layers"):
-        geometry_of(config)
+        geometry_of(config_of("llama", num_hidden_layers=0))
