@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from kvz.compression import compress
     from kvz.decode.conversation import Conversation
     from kvz.decode.decoding import Decoding
-    from kvz.decode.run import Answer
     from kvz.decode.sampling import Sampling
+    from kvz.decode.sequence import Answer
     from kvz.decode.session import Session
     from kvz.models.language_model import LanguageModel, load_model
 
@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Answer": "kvz.decode.run",
+    "Answer": "kvz.decode.sequence",
     "Archive": "kvz.archive",
     "Conversation": "kvz.decode.conversation",
     "Decoding": "kvz.decode.decoding",

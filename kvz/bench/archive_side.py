@@ -10,26 +10,11 @@ from torch import Tensor
 
 from kvz.archive import Archive
 from kvz.cache.tail import Tail
+from kvz.decode.attend import PassAttention, Span
 from kvz.decode.decoding import Decoding
-from kvz.models.attention import PairStore
 from kvz.models.language_model import LanguageModel
 
-__all__ = ["ArchiveSide", "TimedStore"]
-
-
-class TimedStore:
-    """A pair store with a stopwatch on attention, the write to the tail included."""
-
-    def __init__(self, store: PairStore) -> None:
-        self.seconds = 0.0
-        self._store = store
-
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        """The store's own attention; its wall time is added to `seconds`."""
-        began = time.perf_counter()
-        out = self._store.attend(layer, query, key, value, scale)
-        self.seconds += time.perf_counter() - began
-        return out
+__all__ = ["ArchiveSide"]
 
 
 class ArchiveSide:
@@ -41,20 +26,28 @@ class ArchiveSide:
         self._model = model
         self._start = archive.cache.logical_length
         self._tail = Tail(model.geometry.shapes, capacity, model.dtype, model.device)
-        self._store = TimedStore(self.reading.store(self._tail))
+        self._readers = self.reading.readers()
+        self.attention_seconds = 0.0
 
     @property
     def kv_bytes(self) -> int:
         """Bytes of the archive's keys, values and positions."""
         return self.reading.cache.nbytes
 
-    @property
-    def attention_seconds(self) -> float:
-        """Wall seconds spent in attention so far."""
-        return self._store.seconds
-
     def feed(self, ids: Sequence[int]) -> Tensor:
-        """Append tokens; logits after the last one, `[vocabulary]` float32."""
-        logits = self._model.logits(torch.tensor(list(ids)), self._start + self._tail.length, self._store)
-        self._tail.advance(len(ids))
-        return logits
+        """Append tokens; logits after the last one, `[vocabulary]` float32. Adds to `attention_seconds`, wall time of
+        attention and of writing to the tail."""
+        decoder, at = self._model.decoder, self._start + self._tail.length
+        reader = self._readers[len(ids) == 1]
+        span = Span(self.reading.cache, reader, self._tail, len(ids))
+        inner = PassAttention([span], self._model.dtype, decoder.architecture.scale)
+
+        def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            began = time.perf_counter()
+            out = inner(layer, query, key, value)
+            self.attention_seconds += time.perf_counter() - began
+            return out
+
+        hidden = decoder.forward(torch.tensor(list(ids)), torch.arange(at, at + len(ids)), attend)
+        inner.advance()
+        return decoder.logits(hidden[-1:])[0]

@@ -17,8 +17,7 @@ from kvz.bench.documents import EXAMPLES, text_of
 from kvz.bench.machine import describe_machine
 from kvz.cli.console import emit, note
 from kvz.compression import compress_document
-from kvz.decode.batch import ask_batch
-from kvz.decode.run import Answer
+from kvz.decode.sequence import Answer
 from kvz.documents import document_from_text
 from kvz.errors import UsageError
 from kvz.models.language_model import load_model
@@ -62,7 +61,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     rows = [{"size": "one at a time", "seconds": time.perf_counter() - began, "same": len(alone)}]
     for size in map(int, options.sizes.split(",")):
         began = time.perf_counter()
-        answers = list(ask_batch(session, questions, size, options.new))
+        answers = list(session.ask_all(questions, options.new, size=size))
         seconds = time.perf_counter() - began
         same = sum(isinstance(a, Answer) and a.ids == ids for a, ids in zip(answers, alone, strict=True))
         rows.append({"size": str(size), "seconds": seconds, "same": same})

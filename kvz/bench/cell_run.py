@@ -17,11 +17,9 @@ from kvz.bench.prefilled import Made, Prefilled, Talk
 from kvz.bench.repeat_kv import repeat_kv_reading
 from kvz.bench.stored import stored_seconds
 from kvz.bench.teacher import agreement_of
-from kvz.cache.tail import Tail
-from kvz.decode.archive_store import read_of
 from kvz.decode.conversation import Conversation
 from kvz.decode.decoding import DENSE
-from kvz.decode.run import Answer
+from kvz.decode.sequence import Answer
 from kvz.decode.session import Session
 
 __all__ = ["Part", "answer_expanded", "measure", "measure_expanded"]
@@ -103,8 +101,7 @@ def answer_expanded(prefilled: Prefilled) -> Answer:
     cache = prefilled.whole[0]
     session, reading = prefilled.session(cache), repeat_kv_reading(cache)
     ids = session.ids_of(prefilled.sample.questions[0].text)
-    tail = Tail(prefilled.model.geometry.shapes, len(ids) + _STEPS, prefilled.model.dtype, prefilled.model.device)
-    return session.answer(ids, session.growing(len(ids), _STEPS), tail, reading, lambda piece: None)
+    return session.answer(session.sequence(ids, _STEPS, reading=reading))
 
 
 def _archives(prefilled: Prefilled, cell: Planned) -> Iterator[tuple[str | None, list[Talk]]]:
@@ -132,7 +129,7 @@ def _ask(
             asked.scores.append(metric.score(answer.text, asks))
             asked.agreement.append(same)
             asked.kl.append(divergence)
-        asked.step_bytes.append(read_of(session.cache, teacher.tokens).nbytes)
+        asked.step_bytes.append(session.reading.read(teacher.tokens).nbytes)
         asked.held.append(session.archive_nbytes + teacher.tokens.held_nbytes)
     asked.policies.add(session.policy)
 

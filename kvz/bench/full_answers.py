@@ -10,9 +10,9 @@ from torch import Tensor
 
 from kvz.cache.ragged import RaggedCache
 from kvz.cache.tail import Tail
-from kvz.decode.archive_store import ArchiveStore
+from kvz.decode.attend import PassAttention, Span
 from kvz.decode.decoding import Reading, dense_reading
-from kvz.models.attention import PairStore
+from kvz.decode.policies.dense import ArchiveReader
 from kvz.models.language_model import LanguageModel
 from kvz.prompt import Seam, question_ids
 
@@ -56,11 +56,7 @@ class Reader:
         self._start = cache.logical_length
         self._tail = Tail(model.geometry.shapes, capacity, model.dtype, model.device)
         self._reading = reading or dense_reading(cache)
-        question, tokens = self._reading.readers()
-        self._question = ArchiveStore(cache, self._tail, question, tokens)
-        # Several tokens of an answer in a pass, each of which chooses for itself.
-        self._answer = ArchiveStore(cache, self._tail, tokens, tokens)
-        self.tokens = tokens
+        self._question, self._answer = self._reading.readers()
 
     def answer(self, question: list[int], gold: list[int], stop_ids: Sequence[int], limit: int) -> FullAnswer:
         """The greedy answer, an end token included; at most `limit` tokens."""
@@ -90,14 +86,21 @@ class Reader:
             gold=_mean_of(gold, full.gold),
         )
 
-    def _feed(self, ids: list[int], count: int, store: PairStore) -> Tensor:
+    @property
+    def tokens(self) -> ArchiveReader:
+        """What the tokens of an answer read the cache by."""
+        return self._answer
+
+    def _feed(self, ids: list[int], count: int, reader: ArchiveReader) -> Tensor:
         """Append tokens to the tail; log-probabilities after each of the last `count`, `[count,V]`."""
         if not ids:
             return torch.empty(0, 1).expand(0, self._model.identity.vocabulary_size)
-        at = self._start + self._tail.length
-        logits = self._model.last_logits(torch.tensor(ids), at, store, count)
-        self._tail.advance(len(ids))
-        return logits.log_softmax(1).cpu()
+        decoder, at = self._model.decoder, self._start + self._tail.length
+        span = Span(self._reading.cache, reader, self._tail, len(ids))
+        attend = PassAttention([span], self._model.dtype, decoder.architecture.scale)
+        hidden = decoder.forward(torch.tensor(ids), torch.arange(at, at + len(ids)), attend)
+        attend.advance()
+        return decoder.logits(hidden[-count:]).log_softmax(1).cpu()
 
 
 def _mean_of(log_probs: Tensor, ids: list[int]) -> float:

@@ -22,7 +22,7 @@ from kvz.cache.index import with_index
 from kvz.cache.ragged import RaggedCache
 from kvz.decode.conversation import Conversation
 from kvz.decode.decoding import Reading, dense_reading
-from kvz.decode.run import Answer, Growing
+from kvz.decode.sequence import Answer, AnswerText
 from kvz.decode.session import Session
 from kvz.demand import demand_of
 from kvz.errors import KvzError
@@ -170,10 +170,10 @@ class Prefilled:
 
 def _said(model: LanguageModel, seam: Seam, answer: Answer) -> list[int]:
     """An answer's ids without those of a text that ended it: what a conversation goes on from."""
-    growing = Growing(model, seam, len(answer.ids) + 1, "length", None)
+    text = AnswerText(model.tokenizer, seam, len(answer.ids) + 1, "length")
     for token in answer.ids:
-        growing.accept(token)
-    return growing.said
+        text.accept(token)
+    return text.said
 
 
 def _room_for(scripts: Iterable[Script]) -> int:

@@ -12,7 +12,7 @@ from kvz.cli.questions import Question
 from kvz.errors import KvzError
 
 if TYPE_CHECKING:
-    from kvz.decode.run import Answer
+    from kvz.decode.sequence import Answer
     from kvz.decode.session import Session
     from kvz.progress import Progress
 

@@ -93,9 +93,9 @@ def ask(
         console.note(f"kvz: {len(asked.known)} questions of one word each; a question of several words needs quotes")
     from kvz.archive import load
     from kvz.cache.index import check_page_size
-    from kvz.decode.batch import MOST_SLOTS, automatic_size
     from kvz.decode.conversation import Conversation
     from kvz.decode.decoding import Decoding
+    from kvz.decode.engine import MOST_SEQUENCES
     from kvz.decode.sampling import Sampling
     from kvz.decode.session import check_max_new_tokens
 
@@ -106,9 +106,8 @@ def ask(
     progress = console.terminal_progress(quiet)
     session = open_session(loaded, decoding, model, device, progress)
     if slots != 1 and asked.several:
-        ahead = asked.look_ahead(slots or MOST_SLOTS)
-        size = slots or automatic_size(session, [question.text for question in ahead], max_new_tokens)
-        failed = _ask_together(session, asked, min(size, len(ahead)), policy == "auto", settings)
+        most = slots or (MOST_SEQUENCES if session.reading.batched else 1)
+        failed = _ask_together(session, asked, len(asked.look_ahead(most)), policy == "auto", settings)
     else:
         asker = session if turns is None else Conversation(session)
         failed = sum(not _ask_alone(asker, question, settings, asked.several) for question in asked)
@@ -190,8 +189,6 @@ def _ask_together(session: Session, asked: Questions, size: int, free: bool, set
     `free` to choose how the archive is read, what is less to read for all of them is chosen. A pipe is read as far as
     there is room, and where it cannot be used, that is said after the answers to what came before.
     """
-    from kvz.decode.batch import ask_batch
-
     reading = session.reading_together(size) if free and size > 1 else session.reading
     if reading.policy != session.policy and not settings.quiet:
         console.note("kvz: read once for all the batch, all pairs are less than what each question would choose")
@@ -207,7 +204,7 @@ def _ask_together(session: Session, asked: Questions, size: int, free: bool, set
             broken.append(error)
 
     failed = 0
-    for answer in ask_batch(session, texts(), size, settings.limit, settings.sampling, reading):
+    for answer in session.ask_all(texts(), settings.limit, settings.sampling, size, reading):
         raise_lost()
         question = waiting.popleft()
         _announce(question, settings, several=True)

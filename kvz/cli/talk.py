@@ -13,8 +13,8 @@ from kvz.errors import KvzError, OutputError, QuestionError
 
 if TYPE_CHECKING:
     from kvz.decode.conversation import Conversation
-    from kvz.decode.run import Answer
     from kvz.decode.sampling import Sampling
+    from kvz.decode.sequence import Answer
 
 __all__ = ["Talk", "outlives"]
 

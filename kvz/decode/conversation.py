@@ -7,8 +7,8 @@ from collections.abc import Callable
 from kvz.argument_types import Kind, check_types
 from kvz.cache.tail import Tail
 from kvz.decode.decoding import Decoding
-from kvz.decode.run import Answer, Growing
 from kvz.decode.sampling import Sampling
+from kvz.decode.sequence import Answer, AnswerText
 from kvz.decode.session import Session, check_asking
 from kvz.defaults import MAX_NEW_TOKENS
 from kvz.prompt import later_ids, make_turn
@@ -82,22 +82,20 @@ class Conversation:
         ids = session.ids_of(question)
         if self.turns:
             ids = self._unread + later_ids(session.model.tokenizer, self._turn, question)
-        growing = session.growing(len(ids), max_new_tokens, sampling, history=before)
-        self._reserve(before + len(ids) + growing.limit)
+        sequence = session.sequence(ids, max_new_tokens, sampling, stream, self._reading, self._tail)
+        self._reserve(before + sequence.room)
         try:
-            if session.goes_by_steps(self._reading, sampling):
-                return session.answer_by_steps(ids, growing, self._reading, sampling, stream, self._tail)
-            return session.answer(ids, growing, self._tail, self._reading, stream)
+            return session.answer(sequence)
         finally:
-            self._close(growing, before, len(ids))
+            self._close(sequence.answer, before, len(ids))
 
-    def _close(self, growing: Growing, before: int, asked: int) -> None:
+    def _close(self, answer: AnswerText, before: int, asked: int) -> None:
         """Note which tokens of the answer are in the tail; a question that was not answered at all is taken back."""
         read = self._tail.length - before - asked
-        if read < 0 or (growing.stop is None and not growing.ids):
+        if read < 0 or (answer.stop is None and not answer.ids):
             self._tail.truncate(before)
             return
-        said = growing.said
+        said = answer.said
         self._tail.truncate(before + asked + len(said))
         self._unread = said[read:]
         self.turns += 1
@@ -106,7 +104,7 @@ class Conversation:
         if tokens > self._tail.capacity:
             grown = self._new_tail(max(tokens, 2 * self._tail.capacity))
             grown.copy_from(self._tail)
-            self._tail = grown
+            self._tail.take_over(grown)
 
     def _new_tail(self, tokens: int) -> Tail:
         model = self._session.model

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from kvz.cache.ragged import RaggedCache
-from kvz.cache.tail import Tail
-from kvz.decode.archive_store import ArchiveStore, read_of
 from kvz.decode.policies.dense import ArchiveReader, DenseReader
 from kvz.decode.policies.exact_topk import ExactTopK
 from kvz.decode.policies.hsa import HSA
@@ -22,7 +20,7 @@ from kvz.decode.policies.traffic import Traffic
 from kvz.decode.step.reader import DenseStep, SparseStep, StepReader, StepRoom, can_step
 from kvz.errors import UsageError
 
-__all__ = ["AUTO", "DENSE", "POLICIES", "Decoding", "Reading", "dense_reading", "sparse_reading"]
+__all__ = ["AUTO", "DENSE", "POLICIES", "Decoding", "Readers", "Reading", "dense_reading", "sparse_reading"]
 
 AUTO, DENSE = "auto", "dense"
 _AUTO_SELECTS, _PAGED = "lowbit", "hsa"
@@ -89,17 +87,14 @@ class Reading:
     batched: bool = True
     steps: Callable[[StepRoom], StepReader] | None = None
 
-    def store(self, tail: Tail) -> ArchiveStore:
-        """The pair store of one question."""
-        return ArchiveStore(self.cache, tail, *self.readers())
-
     def pairs_read(self) -> float:
         """Pairs that a token of an answer reads, over all layers and heads, as budgets count them."""
         return self.read().pairs
 
-    def read(self) -> Traffic:
-        """What a token of an answer reads, over all layers."""
-        return read_of(self.cache, self.readers()[1])
+    def read(self, tokens: ArchiveReader | None = None) -> Traffic:
+        """What a token of an answer reads, over all layers; `tokens` is its reader, where a question has its own."""
+        reader = tokens or self.readers()[1]
+        return Traffic.total(reader.read(layer) for layer in range(len(self.cache.layers)))
 
 
 def dense_reading(cache: RaggedCache) -> Reading:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import secrets
 from dataclasses import dataclass
 from numbers import Real
 
@@ -11,10 +12,10 @@ from torch import Tensor
 
 from kvz.errors import DecodeError, UsageError
 
-__all__ = ["NOT_A_NUMBER", "DeviceSampler", "Sampler", "Sampling", "checked", "not_finite"]
+__all__ = ["NOT_A_NUMBER", "Sampler", "Sampling", "checked", "choose_rows", "not_finite", "uniform"]
 
 NOT_A_NUMBER = -1
-"""What a `DeviceSampler` chooses from logits of which the largest is not finite."""
+"""What `choose_rows` chooses from logits of which the largest is not finite."""
 
 _COLDEST, _HOTTEST = 1e-30, 1e30  # float32 can still divide by them
 
@@ -48,61 +49,55 @@ class Sampling:
 
 
 class Sampler:
-    """Draws tokens; one a question, so that a seed gives the same answer whatever was asked before."""
+    """Draws tokens: a seed and the number of a token decide its draw, on every device, alone and beside others."""
 
     def __init__(self, sampling: Sampling) -> None:
-        self._sampling = sampling
-        self._generator = torch.Generator()
-        if sampling.seed is None:
-            self._generator.seed()
-        else:
-            self._generator.manual_seed(sampling.seed)
+        self.sampling = sampling
+        self.seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
 
-    def choose(self, logits: Tensor) -> int:
-        """The next token's id for `logits [vocabulary]` float32; raises DecodeError if the largest is not finite."""
-        settings = self._sampling
-        best = int(logits.argmax())  # NaN counts as largest
-        if not torch.isfinite(logits[best]):
-            raise not_finite()
-        if settings.temperature == 0:
-            return best
-        scaled = (logits - logits[best]).cpu() / _divisor(settings.temperature)
-        kept = _top_p(_top_k(scaled, settings.top_k), settings.top_p)
-        return int(torch.multinomial(torch.softmax(kept, -1), 1, generator=self._generator))
+    def choose(self, logits: Tensor, number: int) -> int:
+        """The id of an answer's token `number`, for `logits [vocabulary]`; DecodeError if the largest is not finite."""
+        numbers, seeds = (torch.tensor([value], device=logits.device) for value in (number, self.seed))
+        return checked(int(choose_rows(logits[None], self.sampling, seeds, numbers)))
 
 
-class DeviceSampler:
-    """Draws tokens on the device for several questions at once; the host is not asked, and a CUDA graph can hold it.
+def choose_rows(logits: Tensor, sampling: Sampling, seeds: Tensor, numbers: Tensor) -> Tensor:
+    """Token ids `[B]` for `logits [B,vocabulary]` float32; NOT_A_NUMBER where the largest is not finite.
 
-    A seed gives the same answers on the same device, but not those of a `Sampler`.
+    `seeds, numbers [B]` int64 are those of each answer and of its token. The host is not asked, so that a CUDA graph
+    can hold it.
     """
+    largest, best = logits.max(-1)  # NaN counts as largest
+    if sampling.temperature > 0:
+        scaled = (logits - largest[:, None]) / _divisor(sampling.temperature)
+        kept = _top_p(_top_k(scaled, sampling.top_k), sampling.top_p)
+        total = torch.softmax(kept.double(), -1).cumsum(-1)
+        drawn = uniform(seeds, numbers)[:, None] * total[:, -1:]
+        best = torch.searchsorted(total, drawn, right=True)[:, 0].clamp_max(logits.shape[-1] - 1)
+    return torch.where(torch.isfinite(largest), best, NOT_A_NUMBER)
 
-    def __init__(self, sampling: Sampling, device: torch.device) -> None:
-        self._sampling = sampling
-        self.generator = torch.Generator(device)
-        self.generator.seed()
-        self.restart(sampling.seed)
 
-    def restart(self, seed: int | None) -> None:
-        """Draw anew from a seed, if there is one: before every question, so that none depends on those before."""
-        if seed is not None:
-            self.generator.manual_seed(seed)
+def uniform(seeds: Tensor, numbers: Tensor) -> Tensor:
+    """Numbers in [0, 1) `[B]` float64 that seeds and numbers `[B]` int64 decide: two rounds of SplitMix64."""
+    mixed = _mixed(_mixed(seeds) + numbers)
+    return _shifted(mixed, 11).double() * 2.0**-53
 
-    def choose(self, logits: Tensor) -> Tensor:
-        """The next tokens' ids `[B]` for `logits [B,vocabulary]` float32; NOT_A_NUMBER if the largest is not finite."""
-        settings = self._sampling
-        largest, best = logits.max(-1)  # NaN counts as largest
-        if settings.temperature > 0:
-            scaled = (logits - largest[:, None]) / _divisor(settings.temperature)
-            kept = _top_p(_top_k(scaled, settings.top_k), settings.top_p)
-            # The largest of p / e, e exponential, is a draw from p: what multinomial does, without asking the device.
-            noise = torch.empty_like(kept).exponential_(generator=self.generator)
-            best = (torch.softmax(kept, -1) / noise).argmax(-1)
-        return torch.where(torch.isfinite(largest), best, NOT_A_NUMBER)
+
+def _mixed(x: Tensor) -> Tensor:
+    """SplitMix64's output function (Steele, Lea and Flood, OOPSLA 2014) of each int64, which wraps around."""
+    x = x - 0x61C8864680B583EB  # plus 0x9E3779B97F4A7C15
+    x = (x ^ _shifted(x, 30)) * -0x40A7B892E31B1A47  # 0xBF58476D1CE4E5B9
+    x = (x ^ _shifted(x, 27)) * -0x6B2FB644ECCEEE15  # 0x94D049BB133111EB
+    return x ^ _shifted(x, 31)
+
+
+def _shifted(x: Tensor, bits: int) -> Tensor:
+    """A logical shift to the right."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
 def checked(token: int) -> int:
-    """A token that a `DeviceSampler` chose; raises DecodeError where it could choose none."""
+    """A token that `choose_rows` chose; raises DecodeError where it could choose none."""
     if token == NOT_A_NUMBER:
         raise not_finite()
     return token

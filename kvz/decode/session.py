@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from itertools import count, islice
 from typing import TypeVar
 
 from kvz.argument_types import Kind, check_types
@@ -11,8 +13,9 @@ from kvz.cache.ragged import RaggedCache
 from kvz.cache.tail import Tail
 from kvz.cache.upload import upload
 from kvz.decode.decoding import Decoding, Reading, dense_reading
-from kvz.decode.run import Answer, Growing, Run
+from kvz.decode.engine import MOST_SEQUENCES, Engine
 from kvz.decode.sampling import Sampling
+from kvz.decode.sequence import Answer, AnswerText, Sequence
 from kvz.decode.step.decoder import StepDecoder
 from kvz.defaults import MAX_NEW_TOKENS
 from kvz.errors import QuestionError, UsageError
@@ -47,7 +50,8 @@ class Session:
         self.seam = seam
         self.prefix = prefix
         self.reading = self.read(decoding or Decoding())
-        self._tails: deque[Tail] = deque(maxlen=1)  # what questions leave for later ones, to be taken out in one step
+        # What questions leave for later ones, to be taken out in one step: threads may ask at once.
+        self._engines: deque[Engine] = deque(maxlen=1)
         self._decoders: deque[tuple[tuple[Reading, Sampling], StepDecoder]] = deque(maxlen=1)
 
     @property
@@ -85,41 +89,59 @@ class Session:
         """
         check_asking(question, max_new_tokens, sampling, stream)
         self.check_archive()
-        ids = self.ids_of(question)
-        growing = self.growing(len(ids), max_new_tokens, sampling)
-        if self.goes_by_steps(self.reading, sampling):
-            return self.answer_by_steps(ids, growing, self.reading, sampling, stream)
-        tail = self._fresh_tail(len(ids) + growing.limit)
-        answer = self.answer(ids, growing, tail, self.reading, stream)
-        self._tails.append(tail)
-        return answer
+        return self.answer(self.sequence(self.ids_of(question), max_new_tokens, sampling, stream))
 
     def ask_all(
         self,
-        questions: Sequence[str],
+        questions: Iterable[str],
         max_new_tokens: int = MAX_NEW_TOKENS,
         sampling: Sampling | None = None,
         size: int | None = None,
         reading: Reading | None = None,
     ) -> Iterator[Answer | QuestionError]:
-        """The answers to `questions` in their order, `size` of them in a batch (None: as many as memory allows,
-        or one where they cannot be answered together).
+        """The answers to `questions` in their order, `size` of them in a batch (None: as many as are worth it,
+        or one where they cannot be answered together), each as soon as it and all before it are complete.
 
-        A question that cannot be asked gives its error in its place. `reading` is the session's unless it is given.
-        Raises UsageError if the questions are one string, or the size is less than 1.
+        Questions enter as soon as there is a place, and are asked for no sooner. One that cannot be asked gives its
+        error in its place, and the others go on. `reading` is the session's unless it is given. Raises UsageError if
+        the questions are one string, the size is less than 1, or the policy answers one question at a time.
         """
-        from kvz.decode.batch import ask_batch, automatic_size, check_size  # which need sessions themselves
-
         check_asking("", max_new_tokens, sampling)
         check_types(reading=(reading, Kind((Reading,), "a session's reading") | None))
-        if isinstance(questions, str) or not isinstance(questions, Sequence):
+        if isinstance(questions, str) or not isinstance(questions, Iterable):
             raise UsageError("ask_all takes a list of questions; ask takes one")
-        if not questions:
-            return iter(())
-        if size is None:
-            size = automatic_size(self, questions, max_new_tokens, reading)
-        check_size(size)
-        return ask_batch(self, questions, min(size, len(questions)), max_new_tokens, sampling, reading)
+        reading = reading or self.reading
+        size = (MOST_SEQUENCES if reading.batched else 1) if size is None else size
+        if type(size) is not int or size < 1:
+            raise UsageError(f"a batch of {size!r} questions: give 1 or more")
+        if size > 1 and not reading.batched:
+            raise UsageError(f"policy '{reading.policy}' answers one question at a time: give a batch size of 1")
+        return self._answers(iter(questions), size, max_new_tokens, sampling, reading)
+
+    def _answers(
+        self, questions: Iterator[str], size: int, max_new_tokens: int, sampling: Sampling | None, reading: Reading
+    ) -> Iterator[Answer | QuestionError]:
+        engine, numbers = Engine(self.model, size), count()
+        done: dict[int, Answer | QuestionError] = {}
+        order: dict[Sequence, int] = {}
+        following, more = 0, True
+        while more or engine.unfinished:
+            places = size - engine.unfinished
+            entering = list(islice(questions, places))
+            more = more and len(entering) == places
+            for question in entering:
+                number = next(numbers)
+                try:
+                    self.check_archive()
+                    sequence = self.sequence(self.ids_of(question), max_new_tokens, sampling, reading=reading)
+                    order[engine.add(sequence)] = number
+                except QuestionError as error:
+                    done[number] = error
+            for sequence in engine.step():
+                done[order.pop(sequence)] = self._finished(sequence)
+            while following in done:
+                yield done.pop(following)
+                following += 1
 
     def check_archive(self) -> None:
         """Raise ArchiveError if the archive is mapped from a file that was changed in place."""
@@ -131,79 +153,58 @@ class Session:
         self.room(len(str(question)) // self.model.tokenizer.longest_token, "at least ")
         return question_ids(self.model.tokenizer, self.seam, question)
 
-    def growing(self, tokens: int, max_new_tokens: int, sampling: Sampling | None = None, history: int = 0) -> Growing:
-        """An answer to a question of `tokens`; raises QuestionError if no position is left for one."""
-        check_max_new_tokens(max_new_tokens)
-        room = self.room(tokens, history=history)
-        at_limit = "length" if max_new_tokens <= room else "full"
-        return Growing(self.model, self.seam, min(max_new_tokens, room), at_limit, sampling)
-
-    def answer(
-        self, ids: list[int], growing: Growing, tail: Tail, reading: Reading, stream: Callable[[str], None]
-    ) -> Answer:
-        """The answer to a question of `ids`, whose pairs and the answer's go to the end of `tail`."""
-        store = reading.store(tail)
-        run = Run(self.model, store, tail, self.cache.logical_length)
-        seconds = run.answer(ids, growing, stream)
-        return self._made(ids, growing, seconds, tail.nbytes, reading.policy, store.pairs_read)
-
-    def goes_by_steps(self, reading: Reading, sampling: Sampling | None) -> bool:
-        """Whether an answer is made by steps that do not wait for the host.
-
-        One with a seed is not: in a batch the host draws for each question, and a seed gives one answer in both.
-        """
-        seeded = sampling is not None and sampling.seed is not None
-        return self._on_gpu() and reading.steps is not None and not seeded
-
-    def answer_by_steps(
+    def sequence(
         self,
         ids: list[int],
-        growing: Growing,
-        reading: Reading,
-        sampling: Sampling | None,
-        stream: Callable[[str], None],
-        history: Tail | None = None,
-    ) -> Answer:
-        """The same by such steps, for a sampling without a seed, after the tokens of `history`.
+        max_new_tokens: int,
+        sampling: Sampling | None = None,
+        stream: Callable[[str], None] = lambda piece: None,
+        reading: Reading | None = None,
+        tail: Tail | None = None,
+    ) -> Sequence:
+        """A question of `ids`, after the tokens of `tail`; raises QuestionError if no position is left for an answer.
 
-        The decoder is taken out while it is in use.
+        `reading` is the session's unless it is given.
         """
+        check_max_new_tokens(max_new_tokens)
+        room = self.room(len(ids), history=tail.length if tail else 0)
+        at_limit = "length" if max_new_tokens <= room else "full"
+        answer = AnswerText(self.model.tokenizer, self.seam, min(max_new_tokens, room), at_limit)
+        return Sequence(reading or self.reading, ids, answer, sampling, stream, tail)
+
+    def answer(self, sequence: Sequence) -> Answer:
+        """Run a sequence to its end. What an exception interrupts, a KeyboardInterrupt among them, stops there."""
+        if self._on_gpu() and sequence.reading.steps is not None:
+            self._answer_by_steps(sequence)
+        else:
+            engine = _taken(self._engines) or Engine(self.model)
+            try:
+                engine.add(sequence)
+                for _ in engine.run():
+                    pass
+            finally:
+                engine.abort(sequence)
+                self._engines.append(engine)
+        return self._finished(sequence)
+
+    def _answer_by_steps(self, sequence: Sequence) -> None:
+        """The same by steps that do not wait for the host; the decoder is taken out while it is in use."""
         kept = _taken(self._decoders)
-        wanted = (reading, sampling or Sampling())
+        wanted = sequence.reading, replace(sequence.sampler.sampling, seed=None)
         decoder = kept[1] if kept is not None and kept[0] == wanted else None
         del kept  # freed before another one is made
         decoder = decoder or StepDecoder(self.model, *wanted)
-        took = decoder.answer(ids, growing, stream, history=history)
+        decoder.answer(sequence, None if sequence.owns_tail else sequence.tail)
         self._decoders.append((wanted, decoder))
-        seconds = took.first_token_seconds, took.token_seconds
-        tail_bytes = took.tail_bytes + (history.nbytes if history else 0)
-        return self._made(ids, growing, seconds, tail_bytes, reading.policy, reading.pairs_read())
 
     def _on_gpu(self) -> bool:
         return self.model.device.type == "cuda"
 
-    def _made(
-        self,
-        ids: list[int],
-        growing: Growing,
-        seconds: tuple[float, float | None],
-        tail_bytes: int,
-        policy: str,
-        pairs: float,
-    ) -> Answer:
+    def _finished(self, sequence: Sequence) -> Answer:
+        if sequence.error is not None:
+            raise sequence.error
         self.check_archive()
-        return Answer(
-            text=growing.text,
-            ids=tuple(growing.ids),
-            context_tokens=self.cache.logical_length,
-            question_tokens=len(ids),
-            stop=str(growing.stop),
-            first_token_seconds=seconds[0],
-            token_seconds=seconds[1],
-            kv_bytes=self.archive_nbytes + tail_bytes,
-            policy=policy,
-            pairs_read=None if seconds[1] is None else pairs,
-        )
+        return sequence.finished(self.archive_nbytes)
 
     def room(self, tokens: int, measure: str = "", history: int = 0) -> int:
         """Positions left for an answer after a question of so many tokens; QuestionError if there are none."""
@@ -216,18 +217,6 @@ class Session:
                 f"left after the context of {self.cache.logical_length}{talk}; ask something shorter"
             )
         return left - tokens
-
-    def _fresh_tail(self, tokens: int) -> Tail:
-        """An empty tail for `tokens` or more: the one of the question before, unless that is being used or too small.
-
-        Taken out of the session until the answer is complete, so that questions from several threads do not mix.
-        """
-        tail = _taken(self._tails)
-        if tail is not None and tail.capacity >= tokens:
-            tail.reset()
-            return tail
-        del tail  # freed before a larger one is allocated
-        return Tail(self.model.geometry.shapes, tokens, self.model.dtype, self.model.device)
 
 
 def _taken(left: deque[Left]) -> Left | None:

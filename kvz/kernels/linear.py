@@ -10,10 +10,13 @@ from torch.nn import functional
 
 from kvz.kernels.decode_step import compiles
 
-__all__ = ["FEW_ROWS", "fast_bfloat16", "linear"]
+__all__ = ["FEW_ROWS", "MANY_ROWS", "fast_bfloat16", "linear"]
 
 FEW_ROWS = 16
 """On a CPU, up to so many rows a kernel that reads the matrix once is faster than widening it for the BLAS."""
+
+MANY_ROWS = 256
+"""From so many rows on they are rounded to bfloat16, where the CPU multiplies that: prefills, not questions."""
 
 
 def linear(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -28,7 +31,12 @@ def linear(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         from kvz.kernels.cpu.gemv import gemv
 
         out = gemv(rows, weight)
-    elif weight.dtype == torch.bfloat16 and weight.device.type == "cpu" and fast_bfloat16():
+    elif (
+        rows.shape[0] >= MANY_ROWS
+        and weight.dtype == torch.bfloat16
+        and weight.device.type == "cpu"
+        and fast_bfloat16()
+    ):
         out = functional.linear(rows.bfloat16(), weight).to(rows.dtype)
     else:
         out = functional.linear(rows, weight.to(rows.dtype))

@@ -13,9 +13,11 @@ __all__ = ["Tails"]
 class Tails:
     """What the tokens of a step see beside an archive: token b, all query heads, the first lengths[b] pairs of its own.
 
-    `keys, values [B,H,N,D]` are views of the first N tokens of tensors `[B,H,capacity,D]`.
+    `keys, values [R,H,N,D]` are views of the first N tokens of memory `[R,H,capacity,D]`; token b's pairs are in row
+    rows[b] of it, or in row b if `rows` is empty.
     """
 
     keys: Tensor
     values: Tensor
     lengths: tuple[int, ...]
+    rows: tuple[int, ...] = ()

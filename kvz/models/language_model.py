@@ -62,17 +62,8 @@ class LanguageModel:
 
     def logits(self, ids: Tensor, start: int, store: PairStore) -> Tensor:
         """Logits after the last of `ids [n]`, whose first has RoPE position `start`: `[vocabulary]` float32."""
-        return self.last_logits(ids, start, store, 1)[0]
-
-    def last_logits(self, ids: Tensor, start: int, store: PairStore, count: int) -> Tensor:
-        """Logits after each of the last `count` of `ids [n]`: `[count, vocabulary]` float32."""
         hidden = self.decoder.forward(ids, _positions(ids, start), self._attend(store))
-        return self.decoder.logits(hidden[-count:])
-
-    def logits_at(self, ids: Tensor, positions: Tensor, store: PairStore, at: Tensor) -> Tensor:
-        """Logits after the tokens `at [k]` of `ids [n]`, which have any `positions [n]`: `[k, vocabulary]` float32."""
-        hidden = self.decoder.forward(ids, positions, self._attend(store))
-        return self.decoder.logits(hidden[at.to(self.device)])
+        return self.decoder.logits(hidden[-1:])[0]
 
     def step(self, ids: Tensor, positions: Tensor, store: PairStore) -> Tensor:
         """Logits after one token each of B sequences, `ids, positions [B]`: `[B, vocabulary]` float32."""

@@ -64,18 +64,18 @@ def test_a_released_layer_is_gone():
 
 def test_tail_views_grow_in_place_and_reset_forgets():
     tail = Tail([LayerShape(2, 4)], 6, torch.float32, torch.device("cpu"))
-    first, second = torch.randn(1, 2, 4, 4), torch.randn(1, 2, 1, 4)
+    first, second = torch.randn(2, 4, 4), torch.randn(2, 1, 4)
     keys, _ = tail.write(0, first, first)
     tail.advance(4)
     more, values = tail.write(0, second, second)
     assert more.data_ptr() == keys.data_ptr()
-    assert torch.equal(more, torch.cat([first, second], 2))
+    assert torch.equal(more, torch.cat([first, second], 1))
     assert torch.equal(values, more)
     tail.advance(1)
     with pytest.raises(RuntimeError, match="full"):
-        tail.write(0, torch.randn(1, 2, 2, 4), torch.randn(1, 2, 2, 4))
+        tail.write(0, torch.randn(2, 2, 4), torch.randn(2, 2, 4))
     tail.reset()
-    assert tail.write(0, second, second)[0].shape[2] == 1
+    assert tail.write(0, second, second)[0].shape[1] == 1
 
 
 def test_an_offloaded_cache_is_the_same_cache():

@@ -8,6 +8,7 @@ import signal
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,8 +21,7 @@ from kvz.cli.signals import InterruptHandler
 from kvz.cli.talk import Talk, outlives
 from kvz.decode.conversation import Conversation
 from kvz.decode.decoding import Decoding
-from kvz.decode.run import Growing
-from kvz.decode.sampling import Sampling
+from kvz.decode.sampling import Sampler, Sampling
 from kvz.decode.session import Session
 from kvz.errors import DecodeError, OutputError
 from kvz.models.language_model import LanguageModel
@@ -61,14 +61,14 @@ def talk_of(session: Session, as_json: bool = False, quiet: bool = False) -> tup
 
 def break_at(monkeypatch: pytest.MonkeyPatch, token: int, error: BaseException) -> None:
     """Let the choice of an answer's token fail."""
-    take = Growing.take
+    choose = Sampler.choose
 
-    def broken(growing: Growing, logits: object) -> str:
-        if len(growing.ids) == token:
+    def broken(sampler: Sampler, logits: Any, number: int) -> int:
+        if number == token:
             raise error
-        return take(growing, logits)  # type: ignore[arg-type]
+        return choose(sampler, logits, number)
 
-    monkeypatch.setattr(Growing, "take", broken)
+    monkeypatch.setattr(Sampler, "choose", broken)
 
 
 @pytest.mark.usefixtures("terminal")
@@ -213,19 +213,19 @@ def test_a_signal_whose_exception_was_lost_stops_the_answer(
     session: Session, monkeypatch: pytest.MonkeyPatch, capsys: Output
 ) -> None:
     """As when it comes inside a destructor, where Python prints it and goes on."""
-    handler, take = InterruptHandler(), Growing.take
+    handler, choose = InterruptHandler(), Sampler.choose
 
-    def interrupted(growing: Growing, logits: object) -> str:
-        if len(growing.ids) == 4:
+    def interrupted(sampler: Sampler, logits: Any, number: int) -> int:
+        if number == 4:
             with suppress(KeyboardInterrupt):
                 handler(signal.SIGINT, None)
-        return take(growing, logits)  # type: ignore[arg-type]
+        return choose(sampler, logits, number)
 
     before = signal.signal(signal.SIGTERM, handler)
     try:
         talk, _ = talk_of(session)
         with monkeypatch.context() as patched:
-            patched.setattr(Growing, "take", interrupted)
+            patched.setattr(Sampler, "choose", interrupted)
             talk.turn("Where is the key?")
         assert "answer stopped" in capsys.readouterr().err
         assert talk.conversation.turns == 1

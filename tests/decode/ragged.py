@@ -7,8 +7,11 @@ import torch
 
 from kvz.cache.ragged import RaggedCache, RaggedLayer
 from kvz.cache.tail import Tail
-from kvz.decode.archive_store import ArchiveStore
+from kvz.decode.attend import PassAttention, Span
+from kvz.decode.decoding import Readers, Reading
+from kvz.decode.engine import forward
 from kvz.decode.policies.selection import Selection, Selector, Units
+from kvz.models.language_model import LanguageModel
 
 PREFIX = 3
 GROUPS = [1, 3, 4, 8]
@@ -46,11 +49,21 @@ def context(layer: RaggedLayer, head: int) -> torch.Tensor:
     return layer.keys[layer.bounds[head] + PREFIX : layer.bounds[head + 1]].double()
 
 
-def run(policy: ArchiveStore, tail: Tail, parts: list[torch.Tensor], heads: int, group: int) -> list[torch.Tensor]:
-    """Attention outputs of a question and of tokens after it, the same random inputs for every policy."""
+def run(
+    cache: RaggedCache, readers: Readers, tail: Tail, parts: list[torch.Tensor], heads: int, group: int
+) -> list[torch.Tensor]:
+    """Attention outputs `[n,Hq,D]` of a question and of tokens after it, the same random inputs for every policy."""
     outs = []
     for part in parts:
         q, k, v = part[: heads * group], part[heads * group : heads * group + heads], part[-heads:]
-        outs.append(policy.attend(0, q[None], k[None], v[None], 0.25))
-        tail.advance(part.shape[1])
+        n = part.shape[1]
+        attend = PassAttention([Span(cache, readers[n == 1], tail, n)], part.dtype, 0.25)
+        outs.append(attend(0, *(t.transpose(0, 1) for t in (q, k, v))))
+        attend.advance()
     return outs
+
+
+def feed(model: LanguageModel, reading: Reading, tail: Tail, ids: list[int]) -> torch.Tensor:
+    """Append tokens to a tail in one pass: logits after the last one, `[vocabulary]`."""
+    span = Span(reading.cache, reading.readers()[len(ids) == 1], tail, len(ids))
+    return forward(model, [ids], [reading.cache.logical_length + tail.length], [span])[0]

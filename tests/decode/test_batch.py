@@ -8,11 +8,10 @@ import pytest
 
 from kvz.archive import Archive
 from kvz.compression import compress
-from kvz.decode.batch import ask_batch, automatic_size
 from kvz.decode.conversation import Conversation
 from kvz.decode.decoding import Decoding
-from kvz.decode.run import Answer
 from kvz.decode.sampling import Sampling
+from kvz.decode.sequence import Answer
 from kvz.decode.session import Session
 from kvz.errors import QuestionError, UsageError
 from kvz.models.language_model import LanguageModel, load_model
@@ -25,7 +24,7 @@ QUESTIONS = [f"{word} {'is it ' * (number % 5)}{number}?" for number, word in en
 def together(session: Session, questions: list[str], size: int, new: int = 15, **options: object) -> list[object]:
     return [
         answer.ids if isinstance(answer, Answer) else str(answer)
-        for answer in ask_batch(session, questions, size, new, **options)  # type: ignore[arg-type]
+        for answer in session.ask_all(questions, new, size=size, **options)  # type: ignore[arg-type]
     ]
 
 
@@ -55,7 +54,7 @@ def test_sliding_layers_see_each_row_through_its_own_window(tmp_path: Path, new:
 def test_every_row_chooses_for_itself(archive: Archive, tiny: LanguageModel, policy: str) -> None:
     session = archive.session(tiny, Decoding(policy, 48))
     alone = [session.ask(question, 10) for question in QUESTIONS[:7]]
-    answers = list(ask_batch(session, QUESTIONS[:7], 3, 10))
+    answers = list(session.ask_all(QUESTIONS[:7], 10, size=3))
     assert [a.ids for a in answers if isinstance(a, Answer)] == [a.ids for a in alone]
     [what] = {(a.policy, a.pairs_read) for a in answers if isinstance(a, Answer) and a.new_tokens > 1}
     assert what == (policy, session.reading.pairs_read())
@@ -90,7 +89,6 @@ def test_sampling_with_a_seed_is_the_same_in_any_company(
     sampling = Sampling(1.5, seed=4)
     alone = [session.ask(question, 12, sampling).ids for question in QUESTIONS[:5]]
     assert [Conversation(session).ask(question, 12, sampling).ids for question in QUESTIONS[:5]] == alone
-    assert session.goes_by_steps(session.reading, Sampling(1.5)) == on_gpu
     assert together(session, QUESTIONS[:5], 3, 12, sampling=sampling) == alone
 
 
@@ -102,33 +100,23 @@ def test_answers_are_given_as_soon_as_those_before_are_complete(archive: Archive
             taken.append(question)
             yield question
 
-    answers = ask_batch(archive.session(tiny), questions(), 2, 1)  # type: ignore[arg-type]
+    answers = archive.session(tiny).ask_all(questions(), 1, size=2)  # type: ignore[arg-type]
     next(answers)
     assert len(taken) == 2  # as many as there are slots
 
 
-def test_slots_fit_the_questions_and_what_cannot_be_batched_is_refused(archive: Archive, tiny: LanguageModel) -> None:
-    session = archive.session(tiny)
-    assert automatic_size(session, ["a", "b", "c"], 10) == 3
-    assert automatic_size(session, ["a"] * 99, 10) == 16
+def test_what_cannot_be_batched_is_asked_one_at_a_time_or_refused(archive: Archive, tiny: LanguageModel) -> None:
     turned = archive.session(tiny, Decoding("rocketkv-mt", 32))
-    assert automatic_size(turned, ["a"] * 99, 10) == 1
     with pytest.raises(UsageError, match="one question at a time"):
-        next(ask_batch(turned, ["a", "b"], 2, 5))
-    assert isinstance(next(ask_batch(turned, ["a"], 1, 5)), Answer)
-    assert isinstance(next(ask_batch(turned, [""], 1, 5)), QuestionError)
-
-
-def test_the_size_is_that_of_the_reading_that_is_asked_for(archive: Archive, tiny: LanguageModel) -> None:
+        turned.ask_all(["a", "b"], 5, size=2)
+    assert isinstance(next(turned.ask_all(["a"], 5, size=1)), Answer)
+    assert isinstance(next(turned.ask_all([""], 5, size=1)), QuestionError)
     session = archive.session(tiny, Decoding())
-    turned = session.read(Decoding("rocketkv-mt", 16))
-    assert automatic_size(session, ["a", "b"], 5, turned) == 1
-    answers = list(session.ask_all(["a", "b"], 5, reading=turned))
+    other = session.read(Decoding("rocketkv-mt", 16))
+    answers = list(session.ask_all(["a", "b"], 5, reading=other))
     assert [a.policy for a in answers if isinstance(a, Answer)] == ["rocketkv-mt"] * 2
-    other = archive.session(tiny, Decoding("rocketkv-mt", 16))
-    assert automatic_size(other, ["a", "b"], 5, session.reading) == 2
     with pytest.raises(UsageError, match="give a batch size of 1"):
-        session.ask_all(["a", "b"], 5, size=2, reading=turned)
+        session.ask_all(["a", "b"], 5, size=2, reading=other)
 
 
 @pytest.mark.parametrize("size", [None, 2])
@@ -142,23 +130,7 @@ def test_sizes_and_questions_that_make_no_sense(archive: Archive, tiny: Language
     session = archive.session(tiny, Decoding())
     for size in (0, -1, True, 1.5):
         with pytest.raises(UsageError, match="1 or more"):
-            ask_batch(session, ["Why?"], size, 5)  # type: ignore[arg-type]
-        with pytest.raises(UsageError, match="1 or more"):
             session.ask_all(["Why?"], 5, size=size)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="a list of questions"):
         session.ask_all("Why?", 5)
     assert list(session.ask_all([], 5)) == []
-
-
-def test_little_memory_makes_small_batches(
-    archive: Archive, tiny: LanguageModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    session = archive.session(tiny, Decoding())
-    asked = ["🙂" * 10] * 20
-    ids = len(session.ids_of(asked[0])) + 30
-    slot = ids * 3 * 2 * 2 * 16 * 4  # layers, heads, keys and values, dimensions, bytes
-    for slots in (2, 5):
-        monkeypatch.setattr("kvz.decode.batch.free_bytes", lambda device, slots=slots: 4 * slots * slot)
-        assert automatic_size(session, asked, 30) == slots
-    monkeypatch.setattr("kvz.decode.batch.free_bytes", lambda device: 0)
-    assert automatic_size(session, asked, 30) == 1

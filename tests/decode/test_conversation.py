@@ -12,12 +12,13 @@ import transformers
 
 from kvz.archive import seam_of
 from kvz.compression import compress
-from kvz.decode.archive_store import ArchiveStore
+from kvz.decode.attend import PassAttention
 from kvz.decode.conversation import Conversation
 from kvz.decode.decoding import Decoding
-from kvz.decode.run import Growing
+from kvz.decode.sampling import Sampler
 from kvz.decode.session import Session
 from kvz.errors import QuestionError
+from kvz.models.decoder import Decoder
 from kvz.models.language_model import LanguageModel, load_model
 from tests.conftest import TEXT
 from tests.tiny import MAX_POSITIONS, make_model_folder
@@ -144,17 +145,17 @@ class Moment:
         self._patch = monkeypatch
 
     def first_pass(self) -> None:
-        self._break(LanguageModel, "logits", at=1)
+        self._break(Decoder, "logits", at=1)
 
     def second_pass(self) -> None:
-        self._break(LanguageModel, "logits", at=2)
+        self._break(Decoder, "logits", at=2)
 
     def inside_a_pass(self) -> None:
         """When some layers' pairs of the question are in the tail and others are not."""
-        self._break(ArchiveStore, "attend", at=2)
+        self._break(PassAttention, "__call__", at=2)
 
     def first_token(self) -> None:
-        self._break(Growing, "take", at=1)
+        self._break(Sampler, "choose", at=1)
 
     def _break(self, owner: type, name: str, at: int) -> None:
         whole, calls = getattr(owner, name), 0

@@ -89,12 +89,12 @@ def first_logits(archive: Archive, model: LanguageModel) -> torch.Tensor:
     """Logits after a question of many tokens and after two more tokens, `[3, vocabulary]`."""
     from kvz.cache.tail import Tail
     from kvz.decode.decoding import dense_reading
+    from tests.decode.ragged import feed
 
     tail = Tail(model.geometry.shapes, 60, model.dtype, model.device)
-    policy, rows = dense_reading(archive.cache).store(tail), []
+    reading, rows = dense_reading(archive.cache), []
     for part in (question_ids(model.tokenizer, seam_of(archive.manifest), "Who keeps the ledger?"), [7], [9]):
-        rows.append(model.logits(torch.tensor(part), archive.cache.logical_length + tail.length, policy))
-        tail.advance(len(part))
+        rows.append(feed(model, reading, tail, part))
     return torch.stack(rows)
 
 

@@ -155,7 +155,7 @@ def test_a_budget_that_covers_everything_is_dense_bit_for_bit(kind, group):
     for selector in (kind(50), None):
         tail = Tail([LayerShape(heads, 16)], 20, torch.float32, torch.device("cpu"))
         reading = dense_reading(cache) if selector is None else sparse_reading("x", cache, PREFIX, selector)
-        outs.append(run(reading.store(tail), tail, parts, heads, group))
+        outs.append(run(reading.cache, reading.readers(), tail, parts, heads, group))
     assert all(torch.equal(a, b) for a, b in zip(*outs, strict=True))
 
 
@@ -168,7 +168,7 @@ def test_sparse_attention_is_exact_over_prefix_choice_and_tail(group):
     tail = Tail([LayerShape(heads, 16)], 20, torch.float32, torch.device("cpu"))
     torch.manual_seed(4)
     parts = [torch.randn(heads * (group + 2), n, 16) for n in (5, 1)]
-    _, got = run(reading.store(tail), tail, parts, heads, group)
+    _, got = run(reading.cache, reading.readers(), tail, parts, heads, group)
     q = parts[1][: heads * group, 0].view(heads, group, 16)
     for head in range(heads):
         first, last = layer.bounds[head], layer.bounds[head + 1]
@@ -179,7 +179,7 @@ def test_sparse_attention_is_exact_over_prefix_choice_and_tail(group):
             keys, values = keys[rows], values[rows]
         own = [torch.cat([part[heads * group + i * heads + head] for part in parts]) for i in (0, 1)]
         want, _ = attention64(q[head], torch.cat([keys, own[0]]), torch.cat([values, own[1]]), 0.25)
-        torch.testing.assert_close(got[0, 0, head * group : (head + 1) * group].double(), want, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(got[0, head * group : (head + 1) * group].double(), want, rtol=1e-5, atol=1e-6)
     dims = int(16 * 4 * 24 / 120)
     assert reading.pairs_read() == PREFIX + 12 + 30 * dims / 32 + (PREFIX + 10)
 
@@ -191,7 +191,7 @@ def test_sparq_spreads_what_it_did_not_read_over_the_mean_value():
     tail = Tail([LayerShape(1, 16)], 4, torch.float32, torch.device("cpu"))
     torch.manual_seed(5)
     part = torch.randn(4, 1, 16)
-    [got] = run(reading.store(tail), tail, [part], 1, 2)
+    [got] = run(reading.cache, reading.readers(), tail, [part], 1, 2)
     q, keys, values = part[:2, 0], layer.keys[PREFIX:].double(), layer.values[PREFIX:].double()
     chosen = selector.choose(0, q[None, None], 0.25)
     rows = rows_of(layer, chosen, 0, 0)
@@ -202,7 +202,7 @@ def test_sparq_spreads_what_it_did_not_read_over_the_mean_value():
         q, torch.cat([layer.keys[:PREFIX], part[2]]), torch.cat([layer.values[:PREFIX], part[3]]), 0.25
     )
     weight = torch.softmax(torch.stack([lse - share.log(), around[1]]), 0)[..., None]
-    torch.testing.assert_close(got[0, 0].double(), weight[0] * mixed + weight[1] * around[0], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(got[0].double(), weight[0] * mixed + weight[1] * around[0], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -214,7 +214,7 @@ def test_a_head_without_context_pairs_attends_its_prefix_and_the_tail(policy, bu
     tail = Tail([LayerShape(heads, 16)], 50, torch.float32, torch.device("cpu"))
     torch.manual_seed(6)
     parts = [torch.randn(heads * (group + 2), n, 16) for n in (9, 1)]
-    _, got = run(reading.store(tail), tail, parts, heads, group)
+    _, got = run(reading.cache, reading.readers(), tail, parts, heads, group)
     assert torch.isfinite(got).all()
     q = parts[1][: heads * group, 0].view(heads, group, 16)
     for head in (1, 2):
@@ -222,7 +222,7 @@ def test_a_head_without_context_pairs_attends_its_prefix_and_the_tail(policy, bu
         own = [torch.cat([part[heads * group + i * heads + head] for part in parts]) for i in (0, 1)]
         keys, values = torch.cat([layer.keys[first:last], own[0]]), torch.cat([layer.values[first:last], own[1]])
         want, _ = attention64(q[head], keys, values, 0.25)
-        torch.testing.assert_close(got[0, 0, head * group : (head + 1) * group].double(), want, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(got[0, head * group : (head + 1) * group].double(), want, rtol=1e-5, atol=1e-6)
 
 
 def test_stored_pages_that_do_not_fit_the_budget_are_not_used():

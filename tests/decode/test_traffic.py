@@ -12,7 +12,6 @@ from kvz.cache.bit_planes import plane_layer
 from kvz.cache.pages import page_layer, rounded_outward
 from kvz.cache.ragged import RaggedCache, RaggedLayer
 from kvz.cache.tail import Tail
-from kvz.decode.archive_store import read_of
 from kvz.decode.budget import rocket_kept
 from kvz.decode.decoding import POLICIES, Reading, dense_reading
 from kvz.geometry import LayerShape
@@ -141,12 +140,11 @@ def test_rocketkv_mt_holds_what_its_question_left_open() -> None:
     layer = ragged(lengths, DIM)
     reading = POLICIES["rocketkv-mt"]("rocketkv-mt", RaggedCache((layer,), 500), PREFIX, BUDGET)
     readers = reading.readers()
-    assert readers[1].held_nbytes == 0  # nothing was asked
+    tokens = readers[1]
+    assert tokens.held_nbytes == 0  # nothing was asked
     tail = Tail([LayerShape(heads, DIM)], 20, torch.float32, torch.device("cpu"))
-    store = reading.store(tail)
     torch.manual_seed(0)
-    run(store, tail, [torch.randn(heads * (group + 2), 9, DIM)], heads, group)
-    tokens = store._tokens
+    run(reading.cache, readers, tail, [torch.randn(heads * (group + 2), 9, DIM)], heads, group)
     kept = [max(BUDGET, rocket_kept(PREFIX + n, BUDGET, DIM) - PREFIX) for n in lengths]
     copies = sum((PREFIX + n) * (pair(4) + 4) for n in kept) + 3 * 8  # positions, and where heads begin
     pages = [math.ceil(n / 4) for n in kept]
@@ -154,4 +152,4 @@ def test_rocketkv_mt_holds_what_its_question_left_open() -> None:
     dims = [min(DIM, DIM * 4 * BUDGET // n) if n > BUDGET else 0 for n in kept]
     chosen = sum(20 if n > BUDGET else n for n in kept)
     bounds = sum(p * d * 4 for p, d in zip(pages, dims, strict=True))
-    assert read_of(reading.cache, tokens).nbytes == bounds + (2 * PREFIX + chosen) * pair(4)
+    assert reading.read(tokens).nbytes == bounds + (2 * PREFIX + chosen) * pair(4)

@@ -8,15 +8,14 @@ import pytest
 import torch
 
 from kvz.cache.index import NO_INDEX, make_index_plan
-from kvz.cache.tail import Tail
 from kvz.compression import compress
 from kvz.decode.beside import Beside
 from kvz.decode.budget import rocket_budget, rocket_kept
 from kvz.decode.conversation import Conversation
 from kvz.decode.decoding import Decoding
+from kvz.decode.engine import PASS_TOKENS
 from kvz.decode.policies.dense import DenseReader
 from kvz.decode.policies.rocket_mt import FirstStage
-from kvz.decode.run import Run
 from kvz.models.language_model import LanguageModel
 from kvz.scoring.registry import make_method
 from kvz.scoring.rocketkv import RocketKV
@@ -96,15 +95,11 @@ def test_mt_keeps_questions_apart_that_are_asked_inside_each_other(tiny: Languag
 
 @pytest.mark.parametrize("length", [1025, 1030, 2049])
 def test_the_last_part_of_a_long_question_is_long_too(tiny: LanguageModel, length: int) -> None:
-    parts: list[int] = []
-
-    class Listening:
-        def attend(self, layer, query, key, value, scale):  # type: ignore[no-untyped-def]
-            parts.extend([query.shape[2]] * (layer == 0))
-            return query.transpose(1, 2)
-
-    tail = Tail(tiny.geometry.shapes, length, tiny.dtype, tiny.device)
-    Run(tiny, Listening(), tail, 0).feed([5] * length)
+    session = compress("x", tiny, ratio=1.0).session(tiny)
+    sequence, parts = session.sequence([5] * length, 5), []
+    while sequence.unfed:
+        parts.append(len(sequence.following(PASS_TOKENS)))
+        sequence.feed(parts[-1], torch.zeros(3))
     assert sum(parts) == length
     assert min(parts) > 500
 

@@ -13,7 +13,7 @@ from kvz.bench.gpu.models import ModelGeometry, RandomModel, random_archive, ran
 from kvz.bench.gpu.timing import median_ms
 from kvz.cache.ragged import RaggedCache
 from kvz.decode.decoding import Decoding
-from kvz.decode.sampling import DeviceSampler, Sampling
+from kvz.decode.sampling import Sampling
 from kvz.decode.step.graph import StepGraph
 from kvz.decode.step.reader import StepReader, StepRoom
 from kvz.decode.step.state import StepState
@@ -91,8 +91,8 @@ def graph_of(
     """Steps of `batch` questions over an archive, as they are after a question of some tokens."""
     state = StepState.make(geometry.shapes, batch, _CAPACITY, model.dtype, model.device)
     room = StepRoom(batch, geometry.group, _CAPACITY, model.dtype)
-    graph = StepGraph(model, archive, reader(room), state, DeviceSampler(Sampling(), model.device))
-    state.begin([1] * batch, [_QUESTION] * batch, archive.logical_length)
+    graph = StepGraph(model, archive, reader(room), state, Sampling())
+    state.begin([1] * batch, [_QUESTION] * batch, archive.logical_length, [0] * batch, [1] * batch)
     return graph
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ArchiveReader", "DenseReader"]
 
-_MOST_STEP_ROWS = 24  # above it, torch's products of matrices are faster
+_MOST_STEP_ROWS = 64  # query rows of a head: above it, products of matrices are faster
 
 
 class ArchiveReader(Protocol):

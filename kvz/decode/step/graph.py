@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kvz.cache.ragged import RaggedCache
-from kvz.decode.sampling import DeviceSampler
+from kvz.decode.sampling import Sampling, choose_rows
 from kvz.decode.step.reader import StepReader
 from kvz.decode.step.state import StepState
 from kvz.decode.step.store import StepStore
@@ -42,13 +42,13 @@ class StepGraph:
     """Steps of B questions over one archive: each feeds the last tokens and chooses the next ones, on the device."""
 
     def __init__(
-        self, model: Stepping, cache: RaggedCache, reader: StepReader, state: StepState, sampler: DeviceSampler
+        self, model: Stepping, cache: RaggedCache, reader: StepReader, state: StepState, sampling: Sampling
     ) -> None:
         """On a GPU the step is recorded here, which runs it a few times: before any question is in the state."""
         self.state = state
         self._model = model
         self._store = StepStore(cache, state, reader)
-        self._sampler = sampler
+        self._sampling = sampling
         self._sent: deque[tuple[Tensor, torch.cuda.Event | None]] = deque()
         self._on_gpu = model.device.type == "cuda"
         self._late = LATE if self._on_gpu else 0
@@ -59,10 +59,12 @@ class StepGraph:
             with torch.cuda.device(model.device):
                 self._graph = self._recorded()
 
-    def begin(self, ids: Sequence[int], lengths: Sequence[int], start: int) -> None:
-        """Go on after questions of so many tokens, whose first has position `start`, with the answers' first tokens."""
+    def begin(
+        self, ids: Sequence[int], lengths: Sequence[int], start: int, seeds: Sequence[int], numbers: Sequence[int]
+    ) -> None:
+        """Go on after the answers' last tokens: see `StepState.begin`."""
         self._sent.clear()
-        self.state.begin(ids, lengths, start)
+        self.state.begin(ids, lengths, start, seeds, numbers)
 
     def step(self) -> list[int] | None:
         """One step. Returns the tokens `[B]` of `LATE` steps before on a GPU, of this one elsewhere; None at first.
@@ -85,7 +87,8 @@ class StepGraph:
     @torch.inference_mode()
     def run_eagerly(self) -> None:
         """What a step does, launch by launch."""
-        self.state.advance(self._sampler.choose(self.logits()))
+        state = self.state
+        state.advance(choose_rows(self.logits(), self._sampling, state.seeds, state.numbers))
 
     @torch.inference_mode()
     def logits(self) -> Tensor:
@@ -110,7 +113,6 @@ class StepGraph:
                 self.run_eagerly()
         torch.cuda.current_stream().wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
-        graph.register_generator_state(self._sampler.generator)
         # Other threads may use the GPU meanwhile.
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             self.run_eagerly()

@@ -20,6 +20,7 @@ class StepState:
     """B questions. `ids [B]` are the tokens that the next step feeds, at `positions [B]`; both int64. `chosen [B]` are
     those that the last step chose: the same but where logits were NaN.
 
+    `seeds, numbers [B]` int64 decide the draws of the next tokens: each answer's seed, and the token's number in it.
     `past [B]` int32 are the tokens in each tail, `seen [B]` int32 one more: what the new token sees of it.
     `keys, values` are the tails of each layer, `[B,H,capacity,D]`. All are written in place, and never replaced.
     """
@@ -27,6 +28,8 @@ class StepState:
     ids: Tensor
     chosen: Tensor
     positions: Tensor
+    seeds: Tensor
+    numbers: Tensor
     past: Tensor
     seen: Tensor
     keys: tuple[Tensor, ...]
@@ -40,9 +43,10 @@ class StepState:
         sizes = [(batch, shape.kv_heads, capacity, shape.head_dim) for shape in shapes]
         # Zeros: what is not yet written takes part in plain products, with weight zero, and must hold numbers.
         keys, values = (tuple(torch.zeros(s, dtype=dtype, device=device) for s in sizes) for _ in range(2))
-        ids, chosen, positions = (torch.zeros(batch, dtype=torch.int64, device=device) for _ in range(3))
+        words = [torch.zeros(batch, dtype=torch.int64, device=device) for _ in range(5)]
         past, seen = (torch.zeros(batch, dtype=torch.int32, device=device) for _ in range(2))
-        return cls(ids, chosen, positions, past, seen, keys, values)
+        ids, chosen, positions, seeds, numbers = words
+        return cls(ids, chosen, positions, seeds, numbers, past, seen, keys, values)
 
     @property
     def capacity(self) -> int:
@@ -56,12 +60,16 @@ class StepState:
 
     def row(self, index: int) -> Tail:
         """One question's tail, empty, in this memory: what the question's own tokens are read into."""
-        own = slice(index, index + 1)
-        return Tail.over([k[own] for k in self.keys], [v[own] for v in self.values])
+        return Tail.over(list(self.keys), list(self.values), index)
 
-    def begin(self, ids: Sequence[int], lengths: Sequence[int], start: int) -> None:
-        """The first tokens of the answers, to questions of so many tokens, whose first has position `start`."""
+    def begin(
+        self, ids: Sequence[int], lengths: Sequence[int], start: int, seeds: Sequence[int], numbers: Sequence[int]
+    ) -> None:
+        """The last tokens of the answers, after tails of so many tokens, whose first has position `start`; the next
+        tokens have these `seeds` and `numbers`."""
         device = self.ids.device
+        self.seeds.copy_(torch.tensor(seeds, device=device))
+        self.numbers.copy_(torch.tensor(numbers, device=device))
         self.ids.copy_(torch.tensor(ids, device=device))
         past = torch.tensor(lengths, device=device)
         self.past.copy_(past)
@@ -80,5 +88,5 @@ class StepState:
         """Make the new tokens count; `ids [B]` are fed next. NOT_A_NUMBER, which no model takes, is fed as token 0."""
         self.chosen.copy_(ids)
         self.ids.copy_(ids.clamp_min(0))
-        for counter in (self.positions, self.past, self.seen):
+        for counter in (self.positions, self.numbers, self.past, self.seen):
             counter.add_(1)

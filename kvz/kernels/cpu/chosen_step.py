@@ -45,7 +45,7 @@ class ChosenStep:
         chosen = rows.masked_fill(~valid, -1).contiguous().numpy()
         _attend(
             scaled, self.keys, self.values, self.begins, self.prefix, chosen,
-            own.keys, own.values, own.capacity, own.lengths, out.numpy(),
+            own.keys, own.values, own.capacity, own.starts, own.lengths, out.numpy(),
         )  # fmt: skip
         return out
 
@@ -53,7 +53,7 @@ class ChosenStep:
 @compiled
 def _attend(
     query: Any, keys: Any, values: Any, begins: Any, prefix: int, chosen: Any,
-    tail_keys: Any, tail_values: Any, capacity: int, lengths: Any, out: Any,
+    tail_keys: Any, tail_values: Any, capacity: int, starts: Any, lengths: Any, out: Any,
 ) -> None:  # fmt: skip
     heads, tokens, group, dim = query.shape
     for item in numba.prange(heads * tokens):
@@ -73,6 +73,6 @@ def _attend(
                 absorb(own, keys, values, at, count, scores, total, state)
                 count = 0
         absorb(own, keys, values, at, count, scores, total, state)
-        first = (token * heads + head) * capacity
+        first = starts[token] + head * capacity
         absorb_range(own, tail_keys, tail_values, first, first + lengths[token], scores, total, state)
         finish(total, state, out[head, token], lse)

@@ -27,26 +27,23 @@ def gemv(rows: Tensor, weight: Tensor) -> Tensor:
 
 @part
 def product(rows: Any, weight: Any, first: int, last: int, out: Any) -> None:
-    """Columns first:last of `out [R,N]`: `rows [R,K]` times those rows of `weight [N,K]`, up to four rows at a time."""
+    """Columns first:last of `out [R,N]`: `rows [R,K]` times those rows of `weight [N,K]`.
+
+    Four rows at a time, the last one again where there are fewer: reading the matrix takes longer, and a row's sums
+    are added up in one order whatever stands beside it.
+    """
     count, length = rows.shape
     for n in range(first, last):
-        r = 0
-        while r + 4 <= count:
+        for r in range(0, count, 4):
+            r1, r2, r3 = min(r + 1, count - 1), min(r + 2, count - 1), min(r + 3, count - 1)
             a, b, c, d = _F(0), _F(0), _F(0), _F(0)
             for k in range(length):
                 w = widen(weight[n, k])
                 a += rows[r, k] * w
-                b += rows[r + 1, k] * w
-                c += rows[r + 2, k] * w
-                d += rows[r + 3, k] * w
-            out[r, n], out[r + 1, n], out[r + 2, n], out[r + 3, n] = a, b, c, d
-            r += 4
-        while r < count:
-            s = _F(0)
-            for k in range(length):
-                s += rows[r, k] * widen(weight[n, k])
-            out[r, n] = s
-            r += 1
+                b += rows[r1, k] * w
+                c += rows[r2, k] * w
+                d += rows[r3, k] * w
+            out[r, n], out[r1, n], out[r2, n], out[r3, n] = a, b, c, d
 
 
 @compiled

@@ -43,7 +43,7 @@ class PlaneStep:
         _attend(
             scaled, pairs.keys, pairs.values, pairs.begins, pairs.prefix,
             index.planes, index.ranges, index.bounds, index.rows, index.lengths, self.takes,
-            own.keys, own.values, own.capacity, own.lengths, out.numpy(),
+            own.keys, own.values, own.capacity, own.starts, own.lengths, out.numpy(),
         )  # fmt: skip
         return out
 
@@ -52,7 +52,7 @@ class PlaneStep:
 def _attend(
     query: Any, keys: Any, values: Any, begins: Any, prefix: int,
     planes: Any, ranges: Any, bounds: Any, rows: Any, counts: Any, takes: Any,
-    tail_keys: Any, tail_values: Any, capacity: int, lengths: Any, out: Any,
+    tail_keys: Any, tail_values: Any, capacity: int, starts: Any, lengths: Any, out: Any,
 ) -> None:  # fmt: skip
     heads, tokens, group, dim = query.shape
     for item in numba.prange(heads * tokens):
@@ -69,7 +69,7 @@ def _attend(
         for start in range(0, taken, BLOCK):
             count = min(BLOCK, taken - start)
             absorb(own, keys, values, chosen[start : start + count], count, room, total, state)
-        first = (token * heads + head) * capacity
+        first = starts[token] + head * capacity
         absorb_range(own, tail_keys, tail_values, first, first + lengths[token], room, total, state)
         finish(total, state, out[head, token], lse)
 

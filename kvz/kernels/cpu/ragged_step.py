@@ -57,7 +57,7 @@ class RaggedStep:
         own = TailPairs.of(tails)
         _attend(
             scaled, self.keys, self.values, self.segments, self.shares, self.slots,
-            own.keys, own.values, own.capacity, own.lengths, out.numpy(),
+            own.keys, own.values, own.capacity, own.starts, own.lengths, out.numpy(),
         )  # fmt: skip
         return out
 
@@ -65,7 +65,7 @@ class RaggedStep:
 @compiled
 def _attend(
     query: Any, keys: Any, values: Any, segments: Any, shares: Any, slots: Any,
-    tail_keys: Any, tail_values: Any, capacity: int, lengths: Any, out: Any,
+    tail_keys: Any, tail_values: Any, capacity: int, starts: Any, lengths: Any, out: Any,
 ) -> None:  # fmt: skip
     heads, tokens, group, dim = query.shape
     programs, count, rows = len(shares) - 1, len(segments), tokens * group
@@ -81,7 +81,7 @@ def _attend(
         for item in range(p, heads * tokens, programs):
             head, token = item // tokens, item % tokens
             total, state = begin(group, dim)
-            first = (token * heads + head) * capacity
+            first = starts[token] + head * capacity
             last = first + lengths[token]
             absorb_range(query[head, token], tail_keys, tail_values, first, last, scores, total, state)
             a, b = token * group, (token + 1) * group

@@ -17,11 +17,12 @@ __all__ = ["TailPairs"]
 
 @dataclass(frozen=True, eq=False)
 class TailPairs:
-    """Flat `keys, values [B H capacity, D]`: head h of token b has lengths[b] pairs from row (b H + h) capacity on."""
+    """Flat `keys, values [R H capacity, D]`: head h of token b has lengths[b] pairs, from starts[b] + h capacity on."""
 
     keys: NDArray[Any]
     values: NDArray[Any]
     capacity: int
+    starts: NDArray[np.int64]
     lengths: NDArray[np.int64]
 
     @classmethod
@@ -33,4 +34,5 @@ class TailPairs:
         def flat(tensor: Tensor) -> NDArray[Any]:
             return as_array(tensor.as_strided((batch * heads * capacity, dim), (dim, 1)))
 
-        return cls(flat(tails.keys), flat(tails.values), capacity, np.array(tails.lengths, np.int64))
+        starts = np.array(tails.rows or range(batch), np.int64) * (heads * capacity)
+        return cls(flat(tails.keys), flat(tails.values), capacity, starts, np.array(tails.lengths, np.int64))

@@ -12,20 +12,21 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kvz.archive import Archive
 from kvz.compression import compress
-from kvz.decode import batch
 from kvz.decode.decoding import Decoding
-from kvz.decode.run import Answer, Run
-from kvz.decode.sampling import NOT_A_NUMBER, DeviceSampler, Sampling
+from kvz.decode.engine import Engine
+from kvz.decode.sampling import NOT_A_NUMBER, Sampling, choose_rows
+from kvz.decode.sequence import Answer
 from kvz.decode.session import Session
 from kvz.decode.step import decoder as decoder_module
+from kvz.decode.step import graph as graph_module
 from kvz.decode.step.decoder import StepDecoder
 from kvz.decode.step.graph import LATE, StepGraph
 from kvz.decode.step.reader import StepRoom
-from kvz.decode.step.slots import StepSlots
 from kvz.decode.step.state import StepState
 from kvz.errors import DecodeError
 from kvz.models.language_model import LanguageModel, load_model
 from tests.conftest import TEXT
+from tests.decode.ragged import feed
 from tests.tiny import make_model_folder
 
 QUESTIONS = ["Where is the spare key?", "Who keeps the ledger and what colour is it?", "When?"]
@@ -47,11 +48,15 @@ DECODINGS = [Decoding("dense"), Decoding("lowbit", 40), Decoding("hsa", 40)]
 
 
 def stepped(session: Session, question: str, new: int, sampling: Sampling | None = None) -> tuple[int, ...]:
-    ids = session.ids_of(question)
-    growing = session.growing(len(ids), new)
-    seed = None if sampling is None else sampling.seed
-    StepDecoder(session.model, session.reading, sampling).answer(ids, growing, lambda piece: None, seed)
-    return tuple(growing.ids)
+    return by_steps(StepDecoder(session.model, session.reading, sampling), session, question, new, sampling).ids
+
+
+def by_steps(
+    decoder: StepDecoder, session: Session, question: str, new: int, sampling: Sampling | None = None, **options: Any
+) -> Answer:
+    sequence = session.sequence(session.ids_of(question), new, sampling, **options)
+    decoder.answer(sequence)
+    return sequence.finished(session.archive_nbytes)
 
 
 class LateGraph(StepGraph):
@@ -82,13 +87,10 @@ def test_one_decoder_answers_question_after_question(archive: Archive, model: La
     session = archive.session(model)
     decoder = StepDecoder(model, session.reading)
     for question, new in [(QUESTIONS[0], 12), (QUESTIONS[1] * 12, 200), (QUESTIONS[0], 12), (QUESTIONS[2], 1)]:
-        ids = session.ids_of(question)
-        growing = session.growing(len(ids), new)
-        took = decoder.answer(ids, growing, lambda piece: None)
-        plain = session.ask(question, new)
-        assert tuple(growing.ids) == plain.ids
-        assert took.tail_bytes + session.archive_nbytes == plain.kv_bytes
-        assert (took.token_seconds is None) == (plain.token_seconds is None)
+        got, plain = by_steps(decoder, session, question, new), session.ask(question, new)
+        assert got.ids == plain.ids
+        assert got.kv_bytes == plain.kv_bytes
+        assert (got.token_seconds is None) == (plain.token_seconds is None)
 
 
 @pytest.mark.parametrize("decoding", DECODINGS, ids=lambda d: d.policy)
@@ -111,11 +113,11 @@ def graph_of(session: Session, questions: list[str]) -> tuple[StepGraph, list[in
     firsts, lengths = [], []
     for row, question in enumerate(questions):
         tail, ids = state.row(row), session.ids_of(question)
-        logits = Run(model, reading.store(tail), tail, session.cache.logical_length).feed(ids)
-        firsts.append(int(logits.argmax()))
+        firsts.append(int(feed(model, reading, tail, ids).argmax()))
         lengths.append(len(ids))
-    state.begin(firsts, lengths, session.cache.logical_length)
-    return StepGraph(model, session.cache, reader, state, DeviceSampler(Sampling(), model.device)), firsts
+    count = len(questions)
+    state.begin(firsts, lengths, session.cache.logical_length, [0] * count, [1] * count)
+    return StepGraph(model, session.cache, reader, state, Sampling()), firsts
 
 
 class Log(TorchDispatchMode):
@@ -155,30 +157,14 @@ def test_the_log_sees_what_waits() -> None:
     assert {name for name, _ in log.seen} & WAITING == {"_local_scalar_dense", "nonzero"}
 
 
-def test_sampling_on_the_device() -> None:
-    logits = torch.tensor([2.0, 1.0, 0.0, -1.0, -40.0]).expand(20000, -1)
-    drawn = DeviceSampler(Sampling(1.0, seed=3), torch.device("cpu")).choose(logits)
-    shares = torch.bincount(drawn, minlength=5) / 20000
-    torch.testing.assert_close(shares, torch.softmax(logits[0], -1), atol=0.012, rtol=0)
-    few = DeviceSampler(Sampling(1.0, top_k=2, seed=3), torch.device("cpu")).choose(logits)
-    assert set(few.tolist()) == {0, 1}
-    likely = DeviceSampler(Sampling(1.0, top_p=0.5, seed=3), torch.device("cpu")).choose(logits)
-    assert set(likely.tolist()) == {0}
-    again = DeviceSampler(Sampling(1.0, seed=3), torch.device("cpu"))
-    assert torch.equal(again.choose(logits), drawn)
-    assert not torch.equal(DeviceSampler(Sampling(1.0, seed=4), torch.device("cpu")).choose(logits), drawn)
-    again.restart(3)
-    assert torch.equal(again.choose(logits), drawn)
-
-
 def test_logits_that_are_no_numbers_end_an_answer_and_are_not_fed(
     archive: Archive, model: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    nan = torch.full((2, 4), float("nan"))
-    assert DeviceSampler(Sampling(), torch.device("cpu")).choose(nan).tolist() == [NOT_A_NUMBER] * 2
+    nan, zeros = torch.full((2, 4), float("nan")), torch.zeros(2, dtype=torch.int64)
+    assert choose_rows(nan, Sampling(), zeros, zeros).tolist() == [NOT_A_NUMBER] * 2
     session = archive.session(model)
     graph, _ = graph_of(session, QUESTIONS[:1])
-    monkeypatch.setattr(DeviceSampler, "choose", lambda self, logits: torch.full((len(logits),), NOT_A_NUMBER))
+    monkeypatch.setattr(graph_module, "choose_rows", lambda logits, *_: torch.full((len(logits),), NOT_A_NUMBER))
     assert graph.step() == [NOT_A_NUMBER]
     assert graph.state.ids.tolist() == [0]  # what no embedding has must not reach one
     with pytest.raises(DecodeError, match="NaN"):
@@ -192,57 +178,52 @@ def test_a_failed_answer_leaves_nothing_to_the_next(archive: Archive, model: Lan
     def broken(piece: str) -> None:
         raise KeyboardInterrupt
 
-    ids = session.ids_of(QUESTIONS[0])
     with pytest.raises(KeyboardInterrupt):
-        decoder.answer(ids, session.growing(len(ids), 9), broken)
-    growing = session.growing(len(ids), 9)
-    decoder.answer(ids, growing, lambda piece: None)
-    assert tuple(growing.ids) == session.ask(QUESTIONS[0], 9).ids
+        by_steps(decoder, session, QUESTIONS[0], 9, stream=broken)
+    assert by_steps(decoder, session, QUESTIONS[0], 9).ids == session.ask(QUESTIONS[0], 9).ids
 
 
 def test_a_first_token_that_ends_the_answer(
     archive: Archive, model: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = archive.session(model)
-    ids = session.ids_of(QUESTIONS[0])
-    growing = session.growing(len(ids), 9)
-    monkeypatch.setattr(growing, "_stop_ids", frozenset(range(100000)))
-    took = StepDecoder(model, session.reading).answer(ids, growing, lambda piece: None)
-    assert (growing.stop, growing.ids, took.token_seconds) == ("end", [], None)
+    monkeypatch.setattr(session, "seam", replace(session.seam, stop_ids=tuple(range(300))))
+    got = by_steps(StepDecoder(model, session.reading), session, QUESTIONS[0], 9)
+    assert (got.stop, got.ids, got.token_seconds) == ("end", (), None)
 
 
-def test_a_stop_text_ends_an_answer_where_it_does_the_plain_way(archive: Archive, model: LanguageModel) -> None:
+def test_a_stop_text_ends_an_answer_where_it_does_the_plain_way(
+    archive: Archive, model: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     session = archive.session(model)
     plain = session.ask(QUESTIONS[0], 20)
-    session.seam = replace(session.seam, stop_texts=(plain.text[2:4],))
+    monkeypatch.setattr(session, "seam", replace(session.seam, stop_texts=(plain.text[2:4],)))
     stopped = session.ask(QUESTIONS[0], 20)
-    ids = session.ids_of(QUESTIONS[0])
-    growing = session.growing(len(ids), 20)
-    took = StepDecoder(model, session.reading).answer(ids, growing, lambda piece: None)
-    assert tuple(growing.ids) == stopped.ids
+    got = by_steps(StepDecoder(model, session.reading), session, QUESTIONS[0], 20)
+    assert got.ids == stopped.ids
     assert len(stopped.ids) < len(plain.ids)
-    assert took.tail_bytes + session.archive_nbytes == stopped.kv_bytes
+    assert got.kv_bytes == stopped.kv_bytes
 
 
-def test_a_seed_draws_the_same_answer_whatever_was_asked_before(archive: Archive, model: LanguageModel) -> None:
+def test_a_seed_draws_the_same_answer_by_steps_and_without(archive: Archive, model: LanguageModel) -> None:
     session = archive.session(model)
     sampling = Sampling(1.5, seed=7)
-    first, other = (stepped(session, question, 15, sampling) for question in QUESTIONS[:2])
+    first, other = (session.ask(question, 15, sampling).ids for question in QUESTIONS[:2])
     decoder = StepDecoder(model, session.reading, sampling)
     for question, answer in [(QUESTIONS[1], other), (QUESTIONS[0], first), (QUESTIONS[0], first)]:
-        ids = session.ids_of(question)
-        growing = session.growing(len(ids), 15)
-        decoder.answer(ids, growing, lambda piece: None, 7)
-        assert tuple(growing.ids) == answer
+        assert by_steps(decoder, session, question, 15, sampling).ids == answer
 
 
-@pytest.mark.parametrize("decoding", DECODINGS, ids=lambda d: d.policy)
+@pytest.mark.parametrize(
+    ("decoding", "sampling"), [(DECODINGS[0], Sampling(1.2, seed=5)), *((each, Sampling()) for each in DECODINGS)]
+)
 def test_a_batch_by_steps_gives_the_answers_of_one_at_a_time(
-    archive: Archive, model: LanguageModel, decoding: Decoding, monkeypatch: pytest.MonkeyPatch
+    archive: Archive, model: LanguageModel, decoding: Decoding, sampling: Sampling
 ) -> None:
     session = archive.session(model, decoding)
     questions = [*QUESTIONS, QUESTIONS[1] * 12, *QUESTIONS]  # the long one makes the slots grow
-    alone = [session.ask(question, 20).ids for question in questions]
-    monkeypatch.setattr(batch, "batch_slots", lambda model, reading, _, size, sampling: StepSlots(model, reading, size))
-    answers = list(batch.ask_batch(session, questions, 3, 20))
-    assert [answer.ids for answer in answers if isinstance(answer, Answer)] == alone
+    alone = [session.ask(question, 20, sampling).ids for question in questions]
+    engine = Engine(model, 3, graphs=True)
+    asked = [engine.add(session.sequence(session.ids_of(question), 20, sampling)) for question in questions]
+    assert {sequence.error for sequence in engine.run()} == {None}
+    assert [tuple(sequence.answer.ids) for sequence in asked] == alone
