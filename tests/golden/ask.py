@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,22 +20,33 @@ import numpy as np
 import torch
 
 import kvz
-from kvz.cache.tail import Tail
+from kvz.decode.sampling import Sampler, Sampling
 from kvz.decode.session import Session
 from kvz.models.language_model import LanguageModel, load_model
 from tests.format.rewriting import rewrite
 from tests.golden.cases import CASES, Case
 
 
-def logits_of(session: Session, question: list[int], answer: list[int], ended: bool) -> np.ndarray[Any, Any]:
-    """Logits `[n,V]` that each token of an answer comes from, and its end where it has one, fed token by token."""
-    model, cached = session.model, session.cache
-    tail = Tail(model.geometry.shapes, len(question) + len(answer) + 1, model.dtype, model.device)
-    store, rows = session.reading.store(tail), []
-    for part in [question, *([token] for token in answer)][: len(answer) + ended]:
-        rows.append(model.logits(torch.tensor(part), cached.logical_length + tail.length, store).float())
-        tail.advance(len(part))
-    return torch.stack(rows).numpy()
+class Forced(Sampler):
+    """Takes the tokens it is given, whatever the logits, which it keeps."""
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        super().__init__(Sampling())
+        self.rows: list[torch.Tensor] = []
+        self._tokens = tokens
+
+    def choose(self, logits: torch.Tensor, number: int) -> int:
+        self.rows.append(logits.float().clone())
+        return self._tokens[number]
+
+
+def logits_of(session: Session, question: str, answer: list[int], most: int) -> np.ndarray[Any, Any]:
+    """Logits `[n,V]` that each token of an answer comes from, and its end where it has one before `most` tokens."""
+    sequence = session.sequence(session.ids_of(question), most)
+    forced = Forced([*answer, session.seam.stop_ids[0]])
+    sequence.sampler = forced
+    assert list(session.answer(sequence).ids) == answer
+    return torch.stack(forced.rows).numpy()
 
 
 def sessions(case: Case, model: LanguageModel, folder: Path) -> Iterator[tuple[str, Session]]:
@@ -71,8 +82,7 @@ def main(folder: Path) -> None:
             for item in expected:
                 answer = session.ask(item["question"], max_new_tokens=case.most)
                 said.append({"question": item["question"], "text": answer.text, "ids": list(answer.ids)})
-                ended = len(item["ids"]) < case.most
-                rows.append(logits_of(session, session.ids_of(item["question"]), item["ids"], ended))
+                rows.append(logits_of(session, item["question"], item["ids"], case.most))
             answers.setdefault(case.name, {})[way] = said
             np.save(folder / f"{case.name}.{way}.npy", np.concatenate(rows))
     (folder / "answers.json").write_text(json.dumps(answers), encoding="utf-8")
