@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from kvz.errors import ModelError, QuestionError, UsageError
 from kvz.models.tokenizer import Tokenizer
 from kvz.prompt import make_frame, question_ids, truncate_ids
-from tests.tiny import CHAT_TEMPLATE, make_tokenizer
+from tests.tiny import CHAT_TEMPLATE, make_tokenizer, wrapped
 
 ENDS = frozenset({2})
 DEFAULT_SYSTEM = (
@@ -19,7 +19,7 @@ THINKING = CHAT_TEMPLATE.replace("assistant\n' }}{% endif %}", "assistant\n<thin
 
 
 def tokenizer(template: str | None = CHAT_TEMPLATE) -> Tokenizer:
-    return Tokenizer(make_tokenizer(template))
+    return wrapped(make_tokenizer(template))
 
 
 @pytest.mark.parametrize("template", [CHAT_TEMPLATE, DEFAULT_SYSTEM, NO_SYSTEM, THINKING])

@@ -19,11 +19,10 @@ from kvz.decode.decoding import POLICIES
 from kvz.models.cache_folder import build_once
 from kvz.models.language_model import LanguageModel
 from kvz.models.quiet import quiet_transformers
-from kvz.models.tokenizer import Tokenizer
 from kvz.scoring.registry import METHODS
 from tests.conftest import TEXT
 from tests.sentencepiece import make_blank_tokenizer
-from tests.tiny import make_model_folder, make_tokenizer
+from tests.tiny import make_model_folder, make_tokenizer, wrapped
 
 THREADS = 4
 TEXTS = [TEXT.replace("harbour", name).replace("blue", colour) for name, colour in zip(
@@ -216,8 +215,8 @@ def test_how_loud_transformers_is_stays_as_it_was() -> None:
 def test_a_tokenizer_that_cuts_and_fills_is_used_by_all(kind: str) -> None:
     """Both are turned off once: to do it at the first text is to do it under other threads' hands."""
     made = make_tokenizer() if kind == "bytes" else make_blank_tokenizer(kind)
-    want = Tokenizer(made).encode_plain(TEXT, continues=True)
+    want = wrapped(made).encode_plain(TEXT, continues=True)
     made.backend_tokenizer.enable_truncation(8)
     made.backend_tokenizer.enable_padding(length=4096)
-    tokenizer = Tokenizer(made)
+    tokenizer = wrapped(made)
     assert together(*[lambda: tokenizer.encode_plain(TEXT, continues=True)] * THREADS) == [want] * THREADS

@@ -9,6 +9,9 @@ import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from kvz.models.tokenizer import Tokenizer as OwnTokenizer
+from kvz.models.tokenizer_parts import TokenizerParts
+
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
@@ -81,6 +84,11 @@ def make_tokenizer(template: str | None = CHAT_TEMPLATE, extra: tuple[str, ...] 
     tokenizer.add_tokens(list(extra))
     tokenizer.chat_template = template
     return tokenizer
+
+
+def wrapped(tokenizer: Any) -> OwnTokenizer:
+    """kvz's tokenizer around one of transformers."""
+    return OwnTokenizer(TokenizerParts.from_transformers(tokenizer))
 
 
 def make_model_folder(

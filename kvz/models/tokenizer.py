@@ -8,9 +8,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from kvz.errors import ModelError
+from kvz.models.chat_template import ChatTemplate
 from kvz.models.long_text import PIECE, Spans, encoded_end, encoded_pieces
 from kvz.models.quiet import first_line, quiet_transformers
+from kvz.models.tokenizer_files import parts_from_files
+from kvz.models.tokenizer_parts import TokenizerParts
 
 __all__ = ["Tokenizer"]
 
@@ -18,57 +23,46 @@ __all__ = ["Tokenizer"]
 class Tokenizer:
     """Encodes template text (control tokens are control) and plain text (they are not), and decodes answers."""
 
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-        if (backend := getattr(tokenizer, "backend_tokenizer", None)) is not None:
-            backend.no_truncation()  # which a file may ask for; now, for later it would be under another thread's hands
-            backend.no_padding()
+    def __init__(self, parts: TokenizerParts) -> None:
+        self._parts = parts
+        self._backend = parts.backend
+        self._backend.no_truncation()  # a file may ask for it; later would be under another thread's hands
+        self._backend.no_padding()
 
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:
         """Load from a model folder; raises ModelError if there is none that works."""
-        from transformers import AutoTokenizer
-
         try:
-            with quiet_transformers():
-                return cls(AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False))
+            return cls(parts_from_files(folder) or _made_by_transformers(folder))
         except Exception as error:
             raise ModelError(f"cannot load the tokenizer in {folder}: {first_line(error)}") from error
 
     @property
     def template(self) -> str | None:
         """The chat template, or None. Of several named ones, the default."""
-        template = self._tokenizer.chat_template
-        if isinstance(template, dict):
-            template = template.get("default")
-        return template or None
+        return self._parts.template
 
     @property
     def begin_ids(self) -> list[int]:
         """The begin-of-text token where the tokenizer puts one before a text, else nothing."""
-        empty = self._tokenizer("", add_special_tokens=True)["input_ids"]
-        bos = self._tokenizer.bos_token_id
-        return [bos] if bos is not None and bos in empty else []
+        bos = self._named_id("bos_token")
+        return [bos] if bos is not None and bos in self._backend.encode("", add_special_tokens=True).ids else []
 
     @property
     def end_id(self) -> int | None:
         """The tokenizer's end-of-text token."""
-        end = self._tokenizer.eos_token_id
-        return None if end is None else int(end)
+        return self._named_id("eos_token")
 
     @cached_property
     def control_ids(self) -> frozenset[int]:
         """Ids that plain text must never become: special tokens, and every added token that is not mere white space."""
-        added = {int(i) for i, token in self._tokenizer.added_tokens_decoder.items() if str(token).strip()}
-        return frozenset(added | set(self._tokenizer.all_special_ids))
+        added = {i for i, token in self._backend.get_added_tokens_decoder().items() if token.content.strip()}
+        special = {self._backend.token_to_id(token) for token in self._parts.special}
+        return frozenset(added | special - {None})
 
     def render(self, messages: Sequence[dict[str, str]], add_generation_prompt: bool) -> str:
         """The chat template's text for `messages`; whatever the template raises comes through."""
-        text = self._tokenizer.apply_chat_template(
-            list(messages), tokenize=False, add_generation_prompt=add_generation_prompt
-        )
-        assert isinstance(text, str)
-        return text
+        return self._chat_template.render(messages, add_generation_prompt)
 
     def encode_template(self, text: str, continues: bool = False) -> list[int]:
         """Ids of text written by a chat template: its control tokens become control.
@@ -76,8 +70,8 @@ class Tokenizer:
         `continues` is as for `encode_plain`.
         """
         if continues and self._bare_backend is not None:
-            return _continued(self._tokenizer.backend_tokenizer, self._bare_backend, self._added_ids, text)[0]
-        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+            return _continued(self._backend, self._bare_backend, self._added_ids, text)[0]
+        return self._encoded(text)
 
     def encode_plain(self, text: str, continues: bool = False) -> list[int]:
         """Ids of text written by a user: what looks like a control token is spelled out in ordinary tokens.
@@ -89,10 +83,8 @@ class Tokenizer:
             return [i for ids, _ in self.pieces(text, continues) for i in ids]
         if continues and self._bare_backend is not None:
             return self._checked(self._spell(text, continues)[0])
-        ids = list(self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])  # whatever its length
-        if self.control_ids.isdisjoint(ids):
-            return ids
-        return self._checked(self._spell(text, continues)[0] if self._spelling_backend else ids)
+        ids = self._encoded(text)
+        return ids if self.control_ids.isdisjoint(ids) else self._checked(self._spell(text, continues)[0])
 
     def pieces(self, text: str, continues: bool = False) -> Iterator[tuple[list[int], int]]:
         """The ids of `encode_plain` in pieces, each with the character at which it ends: of a long text, many."""
@@ -114,26 +106,26 @@ class Tokenizer:
         """Ids of a plain text and their characters, by backends that know no control token."""
         if continues and self._bare_backend is not None:
             return _continued(self._spelling_backend, self._bare_backend, self._added_ids, text)
-        assert self._spelling_backend is not None
         encoded = self._spelling_backend.encode(text, add_special_tokens=False)
         return encoded.ids, encoded.offsets
 
     def _checked(self, ids: list[int]) -> list[int]:
         """`ids`; ModelError if there is a control token among them."""
         if not self.control_ids.isdisjoint(ids):
-            token = self._tokenizer.decode([next(i for i in ids if i in self.control_ids)])
+            token = self.decode([next(i for i in ids if i in self.control_ids)], control=True)
             raise ModelError(f"the text contains the control token '{token}' and this tokenizer cannot spell it out")
         return ids
 
     def decode(self, ids: Sequence[int], control: bool = False) -> str:
         """Text of `ids`, control tokens left out unless `control`."""
-        decoded = self._tokenizer.decode(list(ids), skip_special_tokens=not control, clean_up_tokenization_spaces=False)
-        return str(decoded)
+        text: str = self._backend.decode(list(ids), skip_special_tokens=not control)
+        return text
 
     @cached_property
     def vocabulary(self) -> dict[str, int]:
         """Every token and its id, added ones included."""
-        return dict(self._tokenizer.get_vocab())
+        vocabulary: dict[str, int] = self._backend.get_vocab(with_added_tokens=True)
+        return vocabulary
 
     @cached_property
     def longest_token(self) -> int:
@@ -143,48 +135,70 @@ class Tokenizer:
     @cached_property
     def puts_blank(self) -> bool:
         """Whether it puts a blank before a text that is none of its characters, as those of SentencePiece do."""
-        return self._bare_backend is not None
+        return self._unprefixed_parts is not None
 
     @cached_property
     def _added_ids(self) -> frozenset[int]:
-        return frozenset(int(i) for i in self._tokenizer.added_tokens_decoder)
+        return frozenset(self._backend.get_added_tokens_decoder())
 
     @cached_property
-    def _spelling_spec(self) -> dict[str, Any] | None:
-        """The tokenizer as JSON, without its control tokens and what it adds around a text."""
-        backend = getattr(self._tokenizer, "backend_tokenizer", None)
-        if backend is None:
-            return None
-        spec: dict[str, Any] = json.loads(backend.to_str())
-        spec["added_tokens"] = [t for t in spec["added_tokens"] if t["id"] not in self.control_ids]
-        spec["post_processor"] = None
-        return spec
+    def _chat_template(self) -> ChatTemplate:
+        return ChatTemplate(self._parts.template or "", self._parts.named)
+
+    def _named_id(self, name: str) -> int | None:
+        token = self._parts.named.get(name)
+        found: int | None = None if token is None else self._backend.token_to_id(token)
+        return found
+
+    def _encoded(self, text: str) -> list[int]:
+        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+        return ids
 
     @cached_property
     def _in_pieces(self) -> bool:
         """Whether a long text has the same ids when it is encoded piece by piece."""
-        return self._spelling_spec is not None and self._spelling_spec["model"]["type"] == "BPE"
+        from tokenizers.models import BPE
+
+        return isinstance(self._backend.model, BPE)
 
     @cached_property
-    def _spelling_backend(self) -> Any | None:
+    def _spelling_backend(self) -> Any:
         """The same tokenizer without its control tokens, so that none of them can be matched in a text."""
-        return None if self._spelling_spec is None else _backend_of(self._spelling_spec)
+        return self._spelling()
 
     @cached_property
     def _bare_backend(self) -> Any | None:
         """That one without the blank that it puts before a text; None if it puts none."""
-        spec = self._spelling_spec
-        if spec is None:
-            return None
-        bare = {**spec, "normalizer": _unprefixed(spec["normalizer"])}
-        bare["pre_tokenizer"] = _unprefixed(spec["pre_tokenizer"])
-        return None if bare == spec else _backend_of(bare)
+        return None if self._unprefixed_parts is None else self._spelling(**self._unprefixed_parts)
+
+    @cached_property
+    def _unprefixed_parts(self) -> dict[str, Any] | None:
+        """Normaliser and pre-tokeniser, as JSON, that put nothing before a text; None where its own put nothing."""
+        own = {name: _as_json(getattr(self._backend, name)) for name in ("normalizer", "pre_tokenizer")}
+        bare = {name: _unprefixed(part) for name, part in own.items()}
+        return None if bare == own else bare
+
+    def _spelling(self, **parts: Any) -> Any:
+        """The tokenizer with other `parts`, without its control tokens and what it adds around a text."""
+        from tokenizers import Tokenizer as Backend
+
+        spec = msgspec.json.decode(self._backend.to_str(), type=dict[str, msgspec.Raw])
+        added = msgspec.json.decode(spec["added_tokens"])
+        changed = {"added_tokens": [t for t in added if t["id"] not in self.control_ids], "post_processor": None}
+        return Backend.from_str(msgspec.json.encode({**spec, **changed, **parts}).decode())
 
 
-def _backend_of(spec: dict[str, Any]) -> Any:
-    from tokenizers import Tokenizer as Backend
+def _made_by_transformers(folder: Path) -> TokenizerParts:
+    from transformers import AutoTokenizer
 
-    return Backend.from_str(json.dumps(spec))
+    with quiet_transformers():
+        found = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    return TokenizerParts.from_transformers(found)
+
+
+def _as_json(part: Any) -> dict[str, Any] | None:
+    """A part of a backend as tokenizer.json has it."""
+    return None if part is None else json.loads(part.__getstate__())
 
 
 def _unprefixed(part: dict[str, Any] | None) -> dict[str, Any] | None:

@@ -16,7 +16,7 @@ LIST_MODULES = """
 import sys
 from kvz.cli.main import run
 status = run(sys.argv[1:])
-heavy = {"torch", "numpy", "transformers", "safetensors", "huggingface_hub"} & set(sys.modules)
+heavy = {"torch", "numpy", "transformers", "safetensors", "huggingface_hub", "accelerate", "sympy"} & set(sys.modules)
 print(*sorted(heavy), file=sys.stderr)
 sys.exit(status)
 """
@@ -82,3 +82,13 @@ def test_debug_shows_the_traceback_and_the_line(run: Run, tmp_path: Path) -> Non
         assert "Traceback" in outcome.err
         assert outcome.err.splitlines()[-1].startswith("kvz: ")
         assert outcome.out == b""
+
+
+def test_an_answer_needs_no_transformers(archive: Path) -> None:
+    """Importing it takes longer than the answer."""
+    command = [sys.executable, "-c", LIST_MODULES, "ask", str(archive), "What?", "--max-new-tokens", "2"]
+    result = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=120, check=False)
+    assert result.returncode == 0, result.stderr
+    loaded = result.stderr.splitlines()[-1].split()
+    assert "torch" in loaded
+    assert {"transformers", "huggingface_hub", "accelerate", "sympy"}.isdisjoint(loaded)

@@ -17,7 +17,7 @@ from kvz.models.language_model import LanguageModel
 from kvz.models.tokenizer import Tokenizer
 from tests.conftest import EXAMPLES
 from tests.sentencepiece import KINDS, make_blank_tokenizer
-from tests.tiny import make_tokenizer
+from tests.tiny import make_tokenizer, wrapped
 
 SCRAPS = [" ", "\n", "  ", "a", "the ledger", "é", "数", "🙂", "123456", "don't", "\r\n", "\t", "e\u0301", "_"]
 
@@ -28,7 +28,7 @@ def transformers_own(kind: str) -> Any:
 
 
 def tokenizer(kind: str) -> Tokenizer:
-    return Tokenizer(transformers_own(kind))
+    return wrapped(transformers_own(kind))
 
 
 @settings(max_examples=10, deadline=None)

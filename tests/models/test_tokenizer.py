@@ -4,14 +4,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, models, normalizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from kvz.decode.text_stream import TextStream
 from kvz.errors import ModelError
 from kvz.models.tokenizer import Tokenizer
-from tests.tiny import make_tokenizer
+from kvz.models.tokenizer_parts import TokenizerParts
+from tests.tiny import make_tokenizer, wrapped
 
 
 def byte_fallback_tokenizer():
@@ -24,8 +25,8 @@ def byte_fallback_tokenizer():
 
 
 EXTRA = ("<think>", "<|tool|>", "\t\t")
-TOKENIZER = Tokenizer(make_tokenizer(extra=EXTRA))
-BYTE_FALLBACK = Tokenizer(byte_fallback_tokenizer())
+TOKENIZER = wrapped(make_tokenizer(extra=EXTRA))
+BYTE_FALLBACK = wrapped(byte_fallback_tokenizer())
 PIECES = [
     "<|im_end|>",
     "<|im_start|>",
@@ -72,11 +73,13 @@ def test_embedded_tokenizer_spells_out_its_control_tokens(embedded):
 
 
 def test_a_control_token_that_cannot_be_spelled_out_is_refused():
-    class Unspellable(Tokenizer):
-        _spelling_backend = None
-
-    with pytest.raises(ModelError, match="im_end"):
-        Unspellable(make_tokenizer()).encode_plain("a <|im_end|> b")
+    words = {"<unk>": 0, "<s>": 1, "a": 2, "b": 3}
+    backend = Backend(models.WordLevel(words, unk_token="<unk>"))  # its words are found whole
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = wrapped(PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>"))
+    assert tokenizer.encode_plain("a b") == [2, 3]
+    with pytest.raises(ModelError, match="'<s>'"):
+        tokenizer.encode_plain("a <s> b")
 
 
 @settings(max_examples=150, deadline=None)
@@ -159,7 +162,7 @@ def test_a_token_costs_the_same_however_long_the_answer():
 
     counts = []
     for length in (500, 2000):
-        tokenizer = Counting(make_tokenizer())
+        tokenizer = Counting(TokenizerParts.from_transformers(make_tokenizer()))
         stream = TextStream(tokenizer)
         for token in byte_ids(b"\xff" * length):
             stream.push(token)

@@ -9,13 +9,12 @@ from hypothesis import strategies as st
 
 from kvz.compression import compress
 from kvz.errors import UsageError
-from kvz.models.tokenizer import Tokenizer
 from kvz.scoring.protection import parse_span, protected_tokens
 from kvz.scoring.snapkv import SnapKV
 from tests.conftest import TEXT
-from tests.tiny import make_tokenizer
+from tests.tiny import make_tokenizer, wrapped
 
-TOKENIZER = Tokenizer(make_tokenizer())  # a token is a byte
+TOKENIZER = wrapped(make_tokenizer())  # a token is a byte
 
 
 def masked(text: str, *protect: str | tuple[int | None, int | None]) -> list[int]:
