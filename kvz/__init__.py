@@ -18,9 +18,8 @@ from kvz.version import __version__
 if TYPE_CHECKING:
     from kvz.archive import Archive, load
     from kvz.compression import compress
+    from kvz.config import Decoding, Sampling
     from kvz.decode.conversation import Conversation
-    from kvz.decode.decoding import Decoding
-    from kvz.decode.sampling import Sampling
     from kvz.decode.sequence import Answer
     from kvz.decode.session import Session
     from kvz.models.language_model import LanguageModel, load_model
@@ -44,9 +43,9 @@ _HOMES = {
     "Answer": "kvz.decode.sequence",
     "Archive": "kvz.archive",
     "Conversation": "kvz.decode.conversation",
-    "Decoding": "kvz.decode.decoding",
+    "Decoding": "kvz.config",
     "LanguageModel": "kvz.models.language_model",
-    "Sampling": "kvz.decode.sampling",
+    "Sampling": "kvz.config",
     "Session": "kvz.decode.session",
     "compress": "kvz.compression",
     "load": "kvz.archive",

@@ -13,23 +13,23 @@ from torch import Tensor
 
 from kvz.argument_types import FLAG, PATH, Kind, check_types
 from kvz.cache.ragged import RaggedCache
-from kvz.decode.decoding import Decoding
-from kvz.decode.sampling import Sampling
+from kvz.config import Decoding, Sampling
 from kvz.decode.session import Answer, Session, check_asking, check_decoding
 from kvz.defaults import MAX_NEW_TOKENS
-from kvz.errors import ArchiveMismatch, CorruptArchive, ModelError
+from kvz.errors import ArchiveMismatch, CorruptArchive
 from kvz.format.manifest import Manifest
 from kvz.format.open_file import OpenFile
-from kvz.format.reader import open_archive
+from kvz.format.reader import ArchiveFile, read_archive
 from kvz.format.tensors import read_cache
 from kvz.format.writer import write_archive
 from kvz.geometry import LayerShape
 from kvz.models.identity import ModelIdentity, identify_model
 from kvz.models.language_model import LanguageModel, load_weights
+from kvz.models.recorded import of_recorded
 from kvz.progress import Progress
 from kvz.prompt import Seam
 
-__all__ = ["Archive", "check_identity", "identity_of", "load", "model_of", "seam_of"]
+__all__ = ["Archive", "check_identity", "identity_of", "load", "load_opened", "model_of", "seam_of"]
 
 
 @dataclass(eq=False)
@@ -135,14 +135,13 @@ def load(path: str | Path, verify: bool = True, mmap: bool | None = None) -> Arc
     ArchiveVersion.
     """
     check_types(path=(path, PATH), verify=(verify, FLAG), mmap=(mmap, FLAG | None))
-    archive = open_archive(path)
-    mapped = archive.file.is_local if mmap is None else mmap
-    data = None if mapped else archive.data(mapped=False)
-    if verify:
-        for _ in archive.verify_checksums(data):
-            pass
+    return load_opened(*read_archive(path, verify, mmap))
+
+
+def load_opened(archive: ArchiveFile, data: memoryview | None) -> Archive:
+    """An archive that has been opened, of its data section in memory; without `data` it is mapped. CorruptArchive."""
     cache, token_ids = read_cache(archive, torch.device("cpu"), data)
-    return Archive(archive.manifest, cache, token_ids, _mapped=archive.file if mapped else None)
+    return Archive(archive.manifest, cache, token_ids, _mapped=archive.file if data is None else None)
 
 
 def model_of(
@@ -162,15 +161,8 @@ def model_of(
 
 def identity_of(manifest: Manifest, name: str | None, progress: Progress | None = None) -> ModelIdentity:
     """The identity of `name`, or of the model that the manifest names."""
-    info, say = manifest.model, (progress or Progress()).say
-    if name is not None:
-        return identify_model(name, say)
-    try:
-        return identify_model(f"{info.id}@{info.revision}" if info.revision else info.id, say)
-    except ModelError as error:
-        raise ModelError(
-            f"the archive was made with {info.id}; {error}; say with -m where that model is now"
-        ) from error
+    say = (progress or Progress()).say
+    return of_recorded(manifest, name, lambda found: identify_model(found, say))
 
 
 def check_identity(manifest: Manifest, model: ModelIdentity) -> None:

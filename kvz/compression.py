@@ -11,7 +11,8 @@ import torch
 
 from kvz.archive import Archive
 from kvz.argument_types import FLAG, NUMBER, PATH, TEXT, WHOLE, Kind, check_types
-from kvz.cache.index import IndexPlan, with_index
+from kvz.cache.index import with_index
+from kvz.cache.index_plan import IndexPlan
 from kvz.cache.ragged import evict
 from kvz.defaults import METHOD
 from kvz.demand import demand_of
@@ -24,8 +25,9 @@ from kvz.models.prefill import prefill
 from kvz.progress import Progress, Timings
 from kvz.prompt import make_frame
 from kvz.recipe import Recipe, make_recipe
-from kvz.scoring.allocation import Allocation, select
+from kvz.scoring.allocation import Allocation
 from kvz.scoring.method import Context, ScoringMethod
+from kvz.scoring.selection import select
 
 __all__ = ["compress", "compress_document"]
 
@@ -77,7 +79,7 @@ def compress(
         include_text=(include_text, FLAG),
         keep_newlines=(keep_newlines, FLAG),
         offload=(offload, FLAG),
-        index=(index, Kind((IndexPlan,), "a kvz.cache.index.IndexPlan") | None),
+        index=(index, Kind((IndexPlan,), "a kvz.cache.index_plan.IndexPlan") | None),
         progress=(progress, Kind((Progress,), "a kvz.progress.Progress") | None),
     )
     progress = progress or Progress()

@@ -21,6 +21,8 @@ __all__ = [
     "Turn",
     "check_instruction",
     "check_part",
+    "check_question",
+    "check_system",
     "context_ids",
     "is_text",
     "later_ids",
@@ -115,8 +117,7 @@ def make_frame(tokenizer: Tokenizer, end_ids: frozenset[int], system: str | None
     `system` replaces the template's own system text. Raises UsageError if the template takes none, and ModelError if
     it cannot be cut.
     """
-    if system is not None and not is_text(system):
-        raise UsageError("the system text is not valid text (it holds bytes that are not UTF-8)")
+    check_system(system)
     if tokenizer.template is None:
         return _plain_frame(tokenizer, end_ids, system)
     question = {"role": "user", "content": f"{_DOCUMENT}\n\n{_QUESTION}"}
@@ -174,6 +175,21 @@ def question_ids(tokenizer: Tokenizer, seam: Seam, question: str) -> list[int]:
 
 
 def _asked(tokenizer: Tokenizer, opening: Opening, question: str) -> list[int]:
+    text = check_question(question)
+    try:
+        return opening.ids(tokenizer, text)
+    except ModelError as error:
+        raise QuestionError(f"the question cannot be asked: {error}") from error
+
+
+def check_system(system: str | None) -> None:
+    """Raise UsageError for system text that is not text."""
+    if system is not None and not is_text(system):
+        raise UsageError("the system text is not valid text (it holds bytes that are not UTF-8)")
+
+
+def check_question(question: str) -> str:
+    """The question without space around it; raises QuestionError if it is blank or not text."""
     if not isinstance(question, str):
         raise QuestionError(f"a question is one string, not a {type(question).__name__}; ask several one by one")
     text = question.strip()
@@ -181,10 +197,7 @@ def _asked(tokenizer: Tokenizer, opening: Opening, question: str) -> list[int]:
         raise QuestionError("the question is empty")
     if not is_text(text):
         raise QuestionError("the question is not valid text (it holds bytes that are not UTF-8)")
-    try:
-        return opening.ids(tokenizer, text)
-    except ModelError as error:
-        raise QuestionError(f"the question cannot be asked: {error}") from error
+    return text
 
 
 def is_text(text: str) -> bool:

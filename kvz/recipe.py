@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from kvz.cache.index import PLANES, IndexPlan
+from kvz.cache.index_plan import PLANES, IndexPlan
 from kvz.defaults import METHOD
 from kvz.errors import UsageError
-from kvz.prompt import check_part
+from kvz.prompt import check_part, check_system
 from kvz.scoring.allocation import Allocation
 from kvz.scoring.budget import Budget
 from kvz.scoring.controls import Full
 from kvz.scoring.method import ScoringMethod
-from kvz.scoring.protection import check_spans
 from kvz.scoring.registry import make_method
 from kvz.scoring.sharing import make_allocation
+from kvz.scoring.spans import check_spans
 
 __all__ = ["Recipe", "make_recipe"]
 
@@ -46,6 +46,7 @@ class Recipe:
         if self.truncate is not None:
             check_part(self.truncate)
         check_spans(self.protect)
+        check_system(self.system)
 
     def _shown(self, text: str) -> str:
         """A protected text as the manifest has it: not at all in an archive that leaves text out."""

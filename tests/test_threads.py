@@ -15,7 +15,7 @@ import torch
 from transformers.utils import logging
 
 import kvz
-from kvz.decode.decoding import POLICIES
+from kvz.config import POLICIES
 from kvz.models.cache_folder import build_once
 from kvz.models.language_model import LanguageModel
 from kvz.models.quiet import quiet_transformers

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from kvz.archive import Archive
 from kvz.cache.tail import Tail
+from kvz.config import Decoding
 from kvz.decode.attend import PassAttention, Span
-from kvz.decode.decoding import Decoding
+from kvz.decode.decoding import reading_of
 from kvz.models.language_model import LanguageModel
 
 __all__ = ["ArchiveSide"]
@@ -22,7 +23,7 @@ class ArchiveSide:
 
     def __init__(self, model: LanguageModel, archive: Archive, decoding: Decoding, capacity: int) -> None:
         """`capacity` is the most tokens that it will be fed."""
-        self.reading = decoding.reading(archive.cache, archive.manifest.prompt.prefix_tokens)
+        self.reading = reading_of(decoding, archive.cache, archive.manifest.prompt.prefix_tokens)
         self._model = model
         self._start = archive.cache.logical_length
         self._tail = Tail(model.geometry.shapes, capacity, model.dtype, model.device)

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kvz.bench.contexts import shown
 from kvz.bench.documents import EXAMPLES, text_of
+from kvz.bench.file_names import shown
 from kvz.bench.machine import describe_machine
 from kvz.cli.console import emit, note
 from kvz.compression import compress_document

@@ -17,8 +17,8 @@ from kvz.bench.prefilled import Made, Prefilled, Talk
 from kvz.bench.repeat_kv import repeat_kv_reading
 from kvz.bench.stored import stored_seconds
 from kvz.bench.teacher import agreement_of
+from kvz.config import DENSE
 from kvz.decode.conversation import Conversation
-from kvz.decode.decoding import DENSE
 from kvz.decode.sequence import Answer
 from kvz.decode.session import Session
 

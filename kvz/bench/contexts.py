@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 
 from kvz.bench.documents import EXAMPLES
-from kvz.bench.file_names import plain_name
 from kvz.bench.full_answers import FullAnswer, ask_full
 from kvz.bench.full_context import everything, prefill_context
 from kvz.bench.readings import Reading, read_articles, read_examples
@@ -23,7 +22,6 @@ __all__ = [
     "read_context",
     "readings_of",
     "rounded",
-    "shown",
 ]
 
 
@@ -66,11 +64,6 @@ def read_context(model: LanguageModel, reading: Reading) -> ReadContext:
     whole = everything(model, context)
     answers = ask_full(model, whole, context.frame.seam, reading.questions)
     return ReadContext(reading, context, answers, seconds, whole.nbytes)
-
-
-def shown(model: str) -> str:
-    """A model's name without the folders of the machine that it was measured on."""
-    return plain_name(Path(model).name if Path(model).exists() else model)
 
 
 def rounded(measures: dict[str, float]) -> dict[str, float]:

@@ -21,13 +21,13 @@ from torch import Tensor
 
 from kvz.archive import Archive, load, seam_of
 from kvz.bench.archive_side import ArchiveSide
-from kvz.bench.contexts import shown
 from kvz.bench.decode_lengths import measure_lengths, report_lengths
 from kvz.bench.documents import text_of
+from kvz.bench.file_names import shown
 from kvz.bench.machine import describe_machine, read_bandwidth
 from kvz.cli.console import emit, note
 from kvz.compression import compress_document
-from kvz.decode.decoding import DENSE, Decoding
+from kvz.config import DENSE, Decoding
 from kvz.documents import document_from_text
 from kvz.models.baseline import TransformersBaseline
 from kvz.models.language_model import LanguageModel, load_model

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from kvz.archive import seam_of
 from kvz.bench.archive_side import ArchiveSide
-from kvz.bench.contexts import shown
 from kvz.bench.documents import text_of
+from kvz.bench.file_names import shown
 from kvz.bench.machine import describe_machine, read_bandwidth
 from kvz.cli.console import note
 from kvz.compression import compress_document
-from kvz.decode.decoding import Decoding
+from kvz.config import Decoding
 from kvz.documents import document_from_text
 from kvz.models.baseline import TransformersBaseline
 from kvz.models.language_model import LanguageModel, load_model

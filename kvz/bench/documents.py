@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from importlib.resources import files
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kvz.errors import UsageError
-from kvz.models.language_model import LanguageModel
+
+if TYPE_CHECKING:
+    from kvz.models.language_model import LanguageModel
 
 __all__ = ["EXAMPLES", "text_of"]
 

@@ -23,9 +23,9 @@ from kvz.bench.contexts import (
     read_context,
     readings_of,
     rounded,
-    shown,
 )
 from kvz.bench.fidelity_report import markdown, report
+from kvz.bench.file_names import shown
 from kvz.bench.full_answers import Reader
 from kvz.bench.full_context import pruned
 from kvz.bench.machine import describe_machine
@@ -35,7 +35,7 @@ from kvz.demand import demand_of
 from kvz.errors import UsageError
 from kvz.models.language_model import LanguageModel, load_model
 from kvz.recipe import make_recipe
-from kvz.scoring.allocation import select
+from kvz.scoring.selection import select
 
 __all__ = ["main"]
 

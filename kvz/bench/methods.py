@@ -14,9 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kvz.bench.method_numbers import BUDGET, Numbers, share_of, split_number, whole_pairs
-from kvz.cache.index import NO_INDEX, PLANES, IndexPlan
-from kvz.cache.pages import PAGE
-from kvz.decode.decoding import DENSE, POLICIES, Decoding
+from kvz.cache.index_plan import NO_INDEX, PAGE, PLANES, IndexPlan
+from kvz.config import DENSE, POLICIES, Decoding
 from kvz.defaults import METHOD
 from kvz.errors import UsageError
 from kvz.recipe import Recipe, make_recipe

@@ -24,9 +24,9 @@ from kvz.bench.contexts import (
     read_context,
     readings_of,
     rounded,
-    shown,
 )
 from kvz.bench.documents import EXAMPLES
+from kvz.bench.file_names import shown
 from kvz.bench.full_answers import Reader
 from kvz.bench.full_context import everything, pruned
 from kvz.bench.lookups import make_lookups, make_needles
@@ -37,12 +37,13 @@ from kvz.bench.policies_report import markdown, report
 from kvz.bench.readings import Reading
 from kvz.cache.ragged import RaggedCache
 from kvz.cli.console import emit, note
-from kvz.decode.decoding import DENSE, POLICIES, dense_reading
+from kvz.config import DENSE, POLICIES
+from kvz.decode.decoding import MAKERS, dense_reading
 from kvz.decode.decoding import Reading as ArchiveReading
 from kvz.demand import demand_of
 from kvz.models.language_model import LanguageModel, load_model
 from kvz.recipe import make_recipe
-from kvz.scoring.allocation import select
+from kvz.scoring.selection import select
 
 __all__ = ["main"]
 
@@ -122,12 +123,12 @@ def _cells(model: LanguageModel, read: ReadContext, names: list[str], budgets: l
             for name in names:
                 if name == "rocketkv-mt" and archive != FULL:
                     continue
-                reading = POLICIES[name](name, cache, prefix, budget)
+                reading = MAKERS[name](name, cache, prefix, budget)
                 yield {"archive": archive, "policy": name, "budget": budget, **_asked(model, read, reading)}
     for budget in budgets:
         recipe = make_recipe(budget=budget, method="rocketkv", query=read.reading.questions[0][0])
         cache = _evicted(model, read, recipe)
-        reading = POLICIES["hsa"]("hsa", cache, prefix, budget)
+        reading = MAKERS["hsa"]("hsa", cache, prefix, budget)
         yield {"archive": ROCKET, "policy": "hsa", "budget": budget, **_asked(model, read, reading)}
 
 

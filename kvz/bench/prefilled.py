@@ -29,8 +29,9 @@ from kvz.errors import KvzError
 from kvz.models.language_model import LanguageModel
 from kvz.prompt import Seam, context_ids, later_ids, make_frame, make_turn, question_ids
 from kvz.recipe import Recipe
-from kvz.scoring.allocation import Demand, select
+from kvz.scoring.allocation import Demand
 from kvz.scoring.method import ScoringMethod
+from kvz.scoring.selection import select
 
 __all__ = ["Impossible", "Made", "Prefilled", "Scored", "Talk", "check_room"]
 

@@ -26,7 +26,7 @@ from kvz.bench.run_lines import CELLS, ENVIRONMENT, SAMPLES, Lines, environments
 from kvz.errors import OutputError, UsageError
 from kvz.format.atomic import atomic_file, output_error
 
-__all__ = ["RunFolder", "read_run"]
+__all__ = ["RunFolder", "check_folder", "read_run"]
 
 _LOCK = ".lock"
 _OF_RESULTS = ("machine", "device", "kvz", "commit")  # what results and times can depend on, of a start
@@ -50,7 +50,7 @@ class RunFolder:
         """
         self.path = path
         self.corrupt: list[str] = []
-        _check_ours(path)
+        check_folder(path)
         self._lock = _locked(path)
         try:
             self._open(config, anew, planned)
@@ -98,7 +98,7 @@ class RunFolder:
 
     def _open(self, config: Mapping[str, Any], anew: bool, planned: Mapping[Key, int] | None) -> None:
         wanted = json.loads(json.dumps(config))
-        _check_ours(self.path)
+        check_folder(self.path)
         if anew:
             for name in (CELLS, SAMPLES, ENVIRONMENT):
                 (self.path / name).unlink(missing_ok=True)
@@ -146,8 +146,10 @@ def read_run(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]], list[dic
     return config, cells.good, starts.good, [*cells.bad, *starts.bad]
 
 
-def _check_ours(path: Path) -> None:
-    """Raise UsageError if a folder has something in it that is not a run: its files are not for us to replace."""
+def check_folder(path: Path) -> None:
+    """Raise UsageError for a file, and for a folder with something in it that is not a run: that is not for us."""
+    if path.is_file():
+        raise UsageError(f"{path} is a file; --out is a folder")
     try:
         if not path.is_dir() or all(item.name == _LOCK for item in path.iterdir()):
             return

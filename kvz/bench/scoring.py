@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from kvz.bench.contexts import shown
 from kvz.bench.documents import text_of
+from kvz.bench.file_names import shown
 from kvz.bench.machine import describe_machine
 from kvz.bench.pages import fill_place
 from kvz.bench.peak import can_watch, watched

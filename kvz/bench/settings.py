@@ -7,20 +7,20 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from kvz.bench.contexts import shown
 from kvz.bench.documents import EXAMPLES
-from kvz.bench.file_names import plain_name
+from kvz.bench.file_names import plain_name, shown
 from kvz.bench.methods import Method, numbers_left_out, parse_methods, same_methods
 from kvz.bench.plan import AUTO, check_protocol
 from kvz.bench.tasks.registry import make_task, needs_data, takes_template, takes_texts, template_tasks
 from kvz.bench.tasks.task import Task
 from kvz.errors import ScoringError, UsageError
-from kvz.models.language_model import LanguageModel
 from kvz.scoring.head_methods import KVzipHead
-from kvz.scoring.head_scores import find_head_scores
 from kvz.version import __version__
+
+if TYPE_CHECKING:
+    from kvz.models.language_model import LanguageModel
 
 __all__ = ["Settings", "config_of", "make_settings"]
 
@@ -138,6 +138,8 @@ def config_of(settings: Settings, model: LanguageModel) -> dict[str, Any]:
 
 def _head_scores(methods: Sequence[Method], model: LanguageModel) -> dict[str, str]:
     """Digests of what head-level methods go by: a model can be calibrated again. Without scores their cells fail."""
+    from kvz.scoring.head_scores import find_head_scores
+
     found: dict[str, str] = {}
     for method in methods:
         scoring = method.recipe().method

@@ -20,12 +20,10 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from kvz.cache.index_plan import BITS
 from kvz.cache.ragged import RaggedLayer
 
-__all__ = ["BITS", "BitPlanes", "plane_bounds", "plane_layer", "planes_of"]
-
-BITS = 3
-"""Planes that are stored; what a step reads of them is up to its budget."""
+__all__ = ["BitPlanes", "plane_bounds", "plane_layer", "planes_of"]
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,10 +14,7 @@ from torch import Tensor
 
 from kvz.cache.ragged import RaggedLayer
 
-__all__ = ["PAGE", "PagedLayer", "page_bounds", "page_count", "page_layer", "rounded_outward"]
-
-PAGE = 4
-"""Tokens a page unless a user says otherwise: the paper's pages have 2 to 5 at r = 0.3."""
+__all__ = ["PagedLayer", "page_bounds", "page_count", "page_layer", "rounded_outward"]
 
 _STEPS = 255
 

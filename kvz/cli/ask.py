@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
+from kvz.cache.index_plan import check_page_size
 from kvz.cli import console
 from kvz.cli.answers import PlainAnswer, answer_json, failure_json, show_answer, statistics
 from kvz.cli.decode_options import (
@@ -24,16 +25,16 @@ from kvz.cli.decode_options import (
     TopKOption,
     TopPOption,
 )
-from kvz.cli.open_session import open_session
+from kvz.cli.open_session import OpenedArchive, open_session
 from kvz.cli.options import ArchivePath, DeviceOption, JsonOption, ModelOption, QuietOption
 from kvz.cli.questions import Question, Questions, read_questions
 from kvz.cli.signals import raise_lost
+from kvz.config import Decoding, Sampling, check_max_new_tokens
 from kvz.defaults import MAX_NEW_TOKENS
 from kvz.errors import ArchiveError, QuestionError, UsageError
 
 if TYPE_CHECKING:
     from kvz.decode.conversation import Conversation
-    from kvz.decode.sampling import Sampling
     from kvz.decode.session import Session
 
 __all__ = ["ask"]
@@ -87,24 +88,18 @@ def ask(
     slots = _slots(batch_size)
     if turns is not None and slots != 1:
         raise UsageError("the turns of a conversation wait for each other; leave --batch-size out")
+    decoding = Decoding(policy, budget, check_page_size(page_size))
+    settings = _Settings(max_new_tokens, Sampling(temperature, top_p, top_k, seed), as_json, quiet)
+    check_max_new_tokens(max_new_tokens)
     asked = read_questions(questions or [], file if turns is None else turns)
     _refuse_mistakes(archive, asked, as_json)
     if questions and asked.several and not quiet and all(_is_word(q.text) for q in asked.known):
         console.note(f"kvz: {len(asked.known)} questions of one word each; a question of several words needs quotes")
-    from kvz.archive import load
-    from kvz.cache.index import check_page_size
+    opened = OpenedArchive.of_options(archive, not no_verify, mmap, model, device)
     from kvz.decode.conversation import Conversation
-    from kvz.decode.decoding import Decoding
     from kvz.decode.engine import MOST_SEQUENCES
-    from kvz.decode.sampling import Sampling
-    from kvz.decode.session import check_max_new_tokens
 
-    decoding = Decoding(policy, budget, check_page_size(page_size))
-    settings = _Settings(max_new_tokens, Sampling(temperature, top_p, top_k, seed), as_json, quiet)
-    check_max_new_tokens(max_new_tokens)
-    loaded = load(archive, verify=not no_verify, mmap=mmap)
-    progress = console.terminal_progress(quiet)
-    session = open_session(loaded, decoding, model, device, progress)
+    session = open_session(opened, decoding, console.terminal_progress(quiet))
     if slots != 1 and asked.several:
         most = slots or (MOST_SEQUENCES if session.reading.batched else 1)
         failed = _ask_together(session, asked, len(asked.look_ahead(most)), policy == "auto", settings)

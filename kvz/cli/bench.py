@@ -17,6 +17,8 @@ from kvz.cli.options import DeviceOption, JsonOption, ModelOption, QuietOption
 from kvz.cli.signals import InterruptHandler
 from kvz.cli.value_lists import names_of, number_of, whole_of
 from kvz.errors import UsageError
+from kvz.models.placement import check_placement
+from kvz.models.source import check_model
 
 if TYPE_CHECKING:
     from kvz.bench.settings import Settings
@@ -123,6 +125,7 @@ def bench(
         return
     if force and out is None:
         raise UsageError("--force starts anew in the folder of --out, which is not given")
+    from kvz.bench.run_folder import check_folder
     from kvz.bench.settings import make_settings
 
     settings = make_settings(
@@ -139,6 +142,10 @@ def bench(
         template=template,
         quick=quick,
     )
+    check_placement(device, dtype)
+    check_model(model)
+    if target is not None:
+        check_folder(target)
     if dry_run:
         _list(settings, model, device, dtype, as_json, quiet)
         return

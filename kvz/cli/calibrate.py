@@ -11,7 +11,11 @@ import typer
 from kvz.cli import console
 from kvz.cli.options import DeviceOption, JsonOption, ModelOption, QuietOption
 from kvz.cli.targets import check_output
+from kvz.documents import read_document
 from kvz.errors import UsageError
+from kvz.models.placement import check_placement
+from kvz.models.source import check_model
+from kvz.scoring.head_score_file import check_suffix, check_there
 
 if TYPE_CHECKING:
     from kvz.models.identity import ModelIdentity
@@ -55,18 +59,22 @@ def calibrate(
         raise UsageError(f"{named} is for computing scores and --import takes them from a file; give one of the two")
     if force and export_file is None:
         raise UsageError("--force replaces the file of --export, which is not given (--again computes scores again)")
-    from kvz.models.identity import identify_model
-    from kvz.scoring.head_scores import check_suffix
-
+    check_placement(device, dtype)
     if export_file is not None:
         check_suffix(export_file)
         check_output(export_file, force)
+    if import_file is not None:
+        check_there(import_file)
+    check_model(model)
+    chosen = None if text is None else read_document(text).text
+    from kvz.models.identity import identify_model
+
     progress = console.terminal_progress(quiet)
     identity = identify_model(model, progress.say)
     if import_file is not None:
         scores, done = _imported(identity, import_file), "imported"
     else:
-        scores, done = _scores(identity, text, again, device, dtype, progress)
+        scores, done = _scores(identity, chosen, again, device, dtype, progress)
     if export_file is not None:
         scores.write(export_file, overwrite=force)
     summary = _summary(scores, identity, export_file)
@@ -91,19 +99,19 @@ def _scores(
     identity: ModelIdentity, text: str | None, again: bool, device: str, dtype: str, progress: Progress
 ) -> tuple[HeadScores, str]:
     """The scores, and in a word how they came there."""
-    from kvz.scoring.head_scores import KVZIP, check_store, own_head_scores
+    from kvz.scoring.head_score_file import KVZIP
+    from kvz.scoring.head_scores import check_store, own_head_scores
 
     if text is None and not again:
         own = own_head_scores(identity, (KVZIP,))
         if own is not None:
             return own, "are there already (--again computes them anew)"
     replaced = ", in place of others" if check_store(identity, KVZIP).is_file() else ""
-    from kvz.documents import read_document
     from kvz.models.language_model import load_weights
     from kvz.scoring.calibration import calibrate as compute
     from kvz.scoring.calibration import calibration_text
 
-    chosen = calibration_text() if text is None else read_document(text).text
+    chosen = calibration_text() if text is None else text
     try:
         found = compute(load_weights(identity, device, dtype), chosen, progress)
     finally:

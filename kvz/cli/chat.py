@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import typer
 
 from kvz import wording
+from kvz.cache.index_plan import check_page_size
 from kvz.cli import console
 from kvz.cli.arguments import as_text
 from kvz.cli.chat_commands import ChatCommands
@@ -25,10 +26,11 @@ from kvz.cli.decode_options import (
     TopPOption,
 )
 from kvz.cli.lines import Readable, read_lines
-from kvz.cli.open_session import open_session
+from kvz.cli.open_session import OpenedArchive, open_session
 from kvz.cli.options import ArchivePath, DeviceOption, JsonOption, ModelOption, QuietOption
 from kvz.cli.signals import is_final
 from kvz.cli.talk import Talk, outlives
+from kvz.config import Decoding, Sampling, check_max_new_tokens
 from kvz.defaults import MAX_NEW_TOKENS
 from kvz.errors import UsageError
 
@@ -62,23 +64,18 @@ def chat(
         raise UsageError("an archive cannot come through a pipe; give a file")
     if sys.stdin is None:
         raise UsageError("standard input is closed; there is nothing to answer")
-    from kvz.archive import load
-    from kvz.cache.index import check_page_size
-    from kvz.decode.conversation import Conversation
-    from kvz.decode.decoding import Decoding
-    from kvz.decode.sampling import Sampling
-    from kvz.decode.session import check_max_new_tokens
-
     decoding, sampling = Decoding(policy, budget, check_page_size(page_size)), Sampling(temperature, top_p, top_k, seed)
     check_max_new_tokens(max_new_tokens)
-    loaded = load(archive, verify=not no_verify, mmap=mmap)
-    progress = console.terminal_progress(quiet)
-    session = open_session(loaded, decoding, model, device, progress)
+    opened = OpenedArchive.of_options(archive, not no_verify, mmap, model, device)
+    from kvz.decode.conversation import Conversation
+
+    session = open_session(opened, decoding, console.terminal_progress(quiet))
     talk = Talk(Conversation(session), max_new_tokens, sampling, as_json, quiet)
     commands = ChatCommands(talk.conversation, decoding, talk.turns, quiet)
     if sys.stdin.isatty() and not quiet:
-        held = wording.quantity(loaded.manifest.prompt.context_tokens)
-        console.note(f"{loaded.manifest.source.name}: {held} tokens. Ask, or /help; Ctrl-D or /quit ends.")
+        manifest = opened.file.manifest
+        held = wording.quantity(manifest.prompt.context_tokens)
+        console.note(f"{manifest.source.name}: {held} tokens. Ask, or /help; Ctrl-D or /quit ends.")
     for line in _lines(quiet):
         if not _take(line, talk, commands, quiet):
             break

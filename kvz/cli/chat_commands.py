@@ -15,8 +15,8 @@ from kvz.cli.answers import say_covered
 from kvz.errors import KvzError, UsageError
 
 if TYPE_CHECKING:
+    from kvz.config import Decoding
     from kvz.decode.conversation import Conversation
-    from kvz.decode.decoding import Decoding
 
 __all__ = ["ChatCommands"]
 
@@ -73,7 +73,7 @@ class ChatCommands:
         )
 
     def _budget(self, rest: str) -> None:
-        from kvz.decode.decoding import DENSE, Decoding
+        from kvz.config import DENSE, Decoding
 
         if rest != "off" and not (rest.isascii() and rest.isdigit() and len(rest) < 10):
             raise UsageError("give a number of pairs, or off: /budget 256")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
+from kvz.cache.index_plan import make_index_plan
 from kvz.cli import console
 from kvz.cli.arguments import as_text
 from kvz.cli.compress_summary import print_summary, summary_of
@@ -30,7 +31,13 @@ from kvz.cli.method_options import (
 from kvz.cli.options import DeviceOption, JsonOption, ModelOption, QuietOption
 from kvz.cli.targets import check_output
 from kvz.defaults import METHOD
+from kvz.documents import read_document
 from kvz.errors import OutputError, UsageError
+from kvz.models.placement import check_placement
+from kvz.models.source import check_model
+from kvz.recipe import make_recipe
+from kvz.scoring.head_score_file import check_there
+from kvz.scoring.spans import parse_span
 
 if TYPE_CHECKING:
     from kvz.archive import Archive
@@ -141,17 +148,7 @@ def compress(
     -r is the share of pairs kept: -r 0.3 keeps 30 % and frees 70 %. The chat template's own tokens are kept beside it.
     """
     target = _target(document, output, as_json)
-    from kvz.documents import read_document
-    from kvz.scoring.budget import Budget
-
-    Budget.of_options(ratio, budget)  # numbers that make no sense are told before torch is loaded
-    source = read_document(document, keep_newlines)
-    from kvz.cache.index import make_index_plan
-    from kvz.compression import compress_document
-    from kvz.models.language_model import load_model
-    from kvz.recipe import make_recipe
-    from kvz.scoring.protection import parse_span
-
+    check_placement(device, dtype, offload)
     options = {
         "chunk": chunk,
         "instruction": instruction,
@@ -181,6 +178,13 @@ def compress(
     )
     if target is not None:
         check_output(target, force, "for a pipe give -o -")  # after wrong usage, which --force would not help
+    if head_scores is not None:
+        check_there(Path(head_scores))
+    check_model(model)
+    source = read_document(document, keep_newlines)
+    from kvz.compression import compress_document
+    from kvz.models.language_model import load_model
+
     progress = console.terminal_progress(quiet)
     try:
         began = time.perf_counter()

@@ -9,10 +9,12 @@ import typer
 
 from kvz import wording
 from kvz.cli import console
+from kvz.cli.inspect_html import find_target, write_html
 from kvz.cli.options import ArchivePath, JsonOption, ModelOption
 from kvz.errors import UsageError
 from kvz.format.manifest import Manifest
 from kvz.format.reader import ArchiveFile, archive_bytes, open_archive
+from kvz.models.source import check_model
 
 __all__ = ["inspect"]
 
@@ -49,11 +51,12 @@ def inspect(
     if html is None and not verbose and model is not None:
         raise UsageError("-m is for --html FILE and -v, which are not given")
     opened = open_archive(archive)
+    target = None if html is None else find_target(opened, html, force)
+    if model is not None:
+        check_model(model)
     more = _prefix(opened, model) if verbose else {}
     if html is not None:
-        from kvz.cli.inspect_html import write_html
-
-        write_html(opened, _facts(opened) | _shown(more), html, model, force)
+        write_html(opened, _facts(opened) | _shown(more), target, model, force)
         return
     if as_json:
         console.emit_json(_as_json(opened) | {name: text for name, (text, _) in more.items()})

@@ -4,32 +4,33 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kvz import wording
-from kvz.archive import Archive, load
 from kvz.cli import console
-from kvz.cli.archive_tokenizer import find_tokenizer
 from kvz.cli.targets import check_output
 from kvz.errors import OutputError, UsageError
 from kvz.format.atomic import atomic_file
 from kvz.format.reader import ArchiveFile
 from kvz.progress import Progress
-from kvz.report.archive_page import archive_page
-from kvz.report.token_runs import texts_of
 
-__all__ = ["write_html"]
+if TYPE_CHECKING:
+    from kvz.archive import Archive
+
+__all__ = ["find_target", "write_html"]
 
 _MOST_TOKENS = 4_000_000  # a page of more is larger than browsers open; and without text nothing confirms the number
 
 
-def write_html(opened: ArchiveFile, facts: dict[str, str], output: str, model: str | None, force: bool) -> None:
-    """Write the page of an archive to `output`, "-" for stdout.
+def write_html(opened: ArchiveFile, facts: dict[str, str], target: Path | None, model: str | None, force: bool) -> None:
+    """Write the page of an archive to `target`, None for stdout.
 
-    The archive's checksums are checked. Raises UsageError or OutputError where the page cannot go, CorruptArchive, and
-    ModelError or ArchiveMismatch where `model`, if given, cannot decode the text.
+    The archive's checksums are checked. Raises OutputError, CorruptArchive, and ModelError or ArchiveMismatch where
+    `model`, if given, cannot decode the text.
     """
-    _check_length(opened.manifest.prompt.context_tokens)
-    target = _target(opened, output, force)
+    from kvz.archive import load
+    from kvz.report.archive_page import archive_page
+
     archive = load(opened.path)
     texts, no_text = _texts(archive, model, console.terminal_progress(quiet=False))
     shown = {name: wording.printable(value) for name, value in facts.items()}
@@ -49,8 +50,9 @@ def _check_length(tokens: int) -> None:
         raise UsageError(f"a page shows {most} tokens at most, and the document has {held}; leave --html out")
 
 
-def _target(opened: ArchiveFile, output: str, force: bool) -> Path | None:
-    """The file to write, None for stdout; told before the archive is read."""
+def find_target(opened: ArchiveFile, output: str, force: bool) -> Path | None:
+    """The file to write for `output`, None for stdout. Raises UsageError or OutputError where no page can go."""
+    _check_length(opened.manifest.prompt.context_tokens)
     if output == "-":
         if sys.stdout is None:
             raise OutputError("standard output is closed; give --html a file")
@@ -66,6 +68,9 @@ def _target(opened: ArchiveFile, output: str, force: bool) -> Path | None:
 
 def _texts(archive: Archive, model: str | None, progress: Progress) -> tuple[list[str] | None, str]:
     """Text of each context token; or None and why there is none."""
+    from kvz.cli.archive_tokenizer import find_tokenizer
+    from kvz.report.token_runs import texts_of
+
     if archive.token_ids is None:
         return None, "The archive was made without its token ids (--omit-text), so there is no text to show."
     ids = archive.token_ids[archive.manifest.prompt.prefix_tokens :].tolist()

@@ -12,8 +12,8 @@ from kvz.cli.signals import is_final, raise_lost
 from kvz.errors import KvzError, OutputError, QuestionError
 
 if TYPE_CHECKING:
+    from kvz.config import Sampling
     from kvz.decode.conversation import Conversation
-    from kvz.decode.sampling import Sampling
     from kvz.decode.sequence import Answer
 
 __all__ = ["Talk", "outlives"]

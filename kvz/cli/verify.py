@@ -10,6 +10,7 @@ from kvz import wording
 from kvz.cli import console
 from kvz.cli.options import ArchivePath, JsonOption, QuietOption
 from kvz.format.reader import open_archive
+from kvz.models.source import check_model
 
 __all__ = ["verify"]
 
@@ -24,6 +25,8 @@ def verify(
     quiet: QuietOption = False,
 ) -> None:
     """Check an archive: header, manifest, every checksum, what each tensor holds; with -m, that the model is right."""
+    if model is not None:
+        check_model(model)
     opened = open_archive(archive)
     progress = console.terminal_progress(quiet)
     total = opened.header.file_size - opened.header.data_start

@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 from kvz.argument_types import Kind, check_types
 from kvz.cache.tail import Tail
-from kvz.decode.decoding import Decoding
-from kvz.decode.sampling import Sampling
+from kvz.config import Decoding, Sampling
 from kvz.decode.sequence import Answer, AnswerText
 from kvz.decode.session import Session, check_asking
 from kvz.defaults import MAX_NEW_TOKENS

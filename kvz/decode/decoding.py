@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from kvz.cache.ragged import RaggedCache
+from kvz.config import AUTO, DENSE, Decoding
 from kvz.decode.policies.dense import ArchiveReader, DenseReader
 from kvz.decode.policies.exact_topk import ExactTopK
 from kvz.decode.policies.hsa import HSA
@@ -18,55 +19,11 @@ from kvz.decode.policies.sparq import SparQ
 from kvz.decode.policies.sparse import SparseReader
 from kvz.decode.policies.traffic import Traffic
 from kvz.decode.step.reader import DenseStep, SparseStep, StepReader, StepRoom, can_step
-from kvz.errors import UsageError
 
-__all__ = ["AUTO", "DENSE", "POLICIES", "Decoding", "Readers", "Reading", "dense_reading", "sparse_reading"]
+__all__ = ["MAKERS", "Readers", "Reading", "dense_reading", "reading_of", "sparse_reading"]
 
-AUTO, DENSE = "auto", "dense"
-_AUTO_SELECTS, _PAGED = "lowbit", "hsa"
-_LEAST = 16  # pairs a step: fewer select next to nothing
+_AUTO_SELECTS = "lowbit"
 Maker = Callable[[str, RaggedCache, int, int], "Reading"]
-
-
-@dataclass(frozen=True)
-class Decoding:
-    """A `policy` ("auto", "dense" or one of POLICIES), and the `budget` of a sparse one, in pairs a head and step.
-
-    "auto" is dense without a budget. `page_size` is for "hsa": tokens a page, else those of the archive's index, or 4.
-    Raises UsageError for a policy that does not exist, a budget that is too small, a sparse policy without a budget, a
-    budget with "dense", and a page size for another policy.
-    """
-
-    policy: str = AUTO
-    budget: int | None = None
-    page_size: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.policy not in (AUTO, DENSE, *POLICIES):
-            raise UsageError(f"no policy '{self.policy}'; there are: {', '.join((AUTO, DENSE, *POLICIES))}")
-        if self.policy == DENSE and self.budget is not None:
-            raise UsageError("policy 'dense' reads every pair; leave the budget out")
-        if self.policy in POLICIES and self.budget is None:
-            raise UsageError(f"policy '{self.policy}' needs a budget: pairs of each head to read in a step (--budget)")
-        if self.budget is not None and type(self.budget) is not int:
-            raise UsageError(f"budget {self.budget!r}: give a whole number of pairs")
-        if self.page_size is not None and (type(self.page_size) is not int or self.page_size < 1):
-            raise UsageError(f"page size {self.page_size!r}: give 1 token or more")
-        if self.page_size is not None and self.policy != _PAGED:
-            raise UsageError(f"a page size is for policy '{_PAGED}'; leave it out")
-        if self.budget is not None and self.page_size is not None and self.page_size > self.budget // 2:
-            raise UsageError(f"a page of {self.page_size} tokens does not fit into half the budget of {self.budget}")
-        if self.budget is not None and self.budget < _LEAST:
-            raise UsageError(f"a budget of {self.budget} pairs a step selects next to nothing: give {_LEAST} or more")
-
-    def reading(self, cache: RaggedCache, prefix: int) -> Reading:
-        """How an archive is read: sparsely if any head is longer than the budget. Looks at the archive once."""
-        if self.budget is None or _longest(cache) - prefix <= self.budget:
-            return dense_reading(cache)
-        name = _AUTO_SELECTS if self.policy == AUTO else self.policy
-        if self.page_size is not None:
-            return sparse_reading(name, cache, prefix, HSA(self.budget, self.page_size))
-        return POLICIES[name](name, cache, prefix, self.budget)
 
 
 Readers = tuple[ArchiveReader, ArchiveReader]
@@ -95,6 +52,16 @@ class Reading:
         """What a token of an answer reads, over all layers; `tokens` is its reader, where a question has its own."""
         reader = tokens or self.readers()[1]
         return Traffic.total(reader.read(layer) for layer in range(len(self.cache.layers)))
+
+
+def reading_of(decoding: Decoding, cache: RaggedCache, prefix: int) -> Reading:
+    """How an archive is read: sparsely if any head is longer than the budget. Looks at the archive once."""
+    if decoding.budget is None or _longest(cache) - prefix <= decoding.budget:
+        return dense_reading(cache)
+    name = _AUTO_SELECTS if decoding.policy == AUTO else decoding.policy
+    if decoding.page_size is not None:
+        return sparse_reading(name, cache, prefix, HSA(decoding.budget, decoding.page_size))
+    return MAKERS[name](name, cache, prefix, decoding.budget)
 
 
 def dense_reading(cache: RaggedCache) -> Reading:
@@ -127,7 +94,7 @@ def _chosen_by(selector: Callable[[int], Selector]) -> Maker:
     return lambda name, cache, prefix, budget: sparse_reading(name, cache, prefix, selector(budget))
 
 
-POLICIES: dict[str, Maker] = {
+MAKERS: dict[str, Maker] = {
     "lowbit": _chosen_by(LowBit),
     "hsa": _chosen_by(HSA),
     "quest": _chosen_by(Quest),
@@ -135,7 +102,7 @@ POLICIES: dict[str, Maker] = {
     "exact-topk": _chosen_by(ExactTopK),
     "rocketkv-mt": rocket_mt_reading,
 }
-"""The sparse policies by name. A new one is one file in `policies/` and one line here."""
+"""The sparse policies by name. A new one is one file in `policies/`, one line here and its name in `kvz.config`."""
 
 
 def _longest(cache: RaggedCache) -> int:

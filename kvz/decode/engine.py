@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from kvz.cache.tail import TailPool
+from kvz.config import Sampling
 from kvz.decode.attend import PassAttention, Span
-from kvz.decode.sampling import Sampling
 from kvz.decode.sequence import Sequence
 from kvz.errors import DecodeError
 from kvz.memory import free_bytes

@@ -2,50 +2,20 @@
 
 from __future__ import annotations
 
-import math
 import secrets
-from dataclasses import dataclass
-from numbers import Real
 
 import torch
 from torch import Tensor
 
-from kvz.errors import DecodeError, UsageError
+from kvz.config import Sampling
+from kvz.errors import DecodeError
 
-__all__ = ["NOT_A_NUMBER", "Sampler", "Sampling", "checked", "choose_rows", "not_finite", "uniform"]
+__all__ = ["NOT_A_NUMBER", "Sampler", "checked", "choose_rows", "not_finite", "uniform"]
 
 NOT_A_NUMBER = -1
 """What `choose_rows` chooses from logits of which the largest is not finite."""
 
 _COLDEST, _HOTTEST = 1e-30, 1e30  # float32 can still divide by them
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """Settings of a sampler; temperature 0 is greedy, and then the others must be left alone."""
-
-    temperature: float = 0.0
-    top_p: float | None = None
-    top_k: int | None = None
-    seed: int | None = None
-
-    def __post_init__(self) -> None:
-        for name, number in (("temperature", self.temperature), ("top-p", 1 if self.top_p is None else self.top_p)):
-            if isinstance(number, bool) or not isinstance(number, Real):
-                raise UsageError(f"{name} {number!r}: give a number")
-        if not 0 <= self.temperature < math.inf:
-            raise UsageError(f"temperature {self.temperature}: give 0 (greedy) or more")
-        for name, value in (("top-k", self.top_k), ("seed", self.seed)):
-            if value is not None and type(value) is not int:
-                raise UsageError(f"{name} {value!r}: give a whole number")
-        if self.temperature == 0 and (self.top_p, self.top_k, self.seed) != (None, None, None):
-            raise UsageError("top-p, top-k and seed need a temperature above 0; greedy decoding has no use for them")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise UsageError(f"top-p {self.top_p}: give a share in (0, 1]")
-        if self.top_k is not None and self.top_k < 1:
-            raise UsageError(f"top-k {self.top_k}: give 1 or more")
-        if self.seed is not None and not 0 <= self.seed < 2**63:
-            raise UsageError(f"seed {self.seed}: give a number from 0 to 2**63 - 1")
 
 
 class Sampler:

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from kvz.cache.tail import Tail
+from kvz.config import Sampling
 from kvz.decode.decoding import Readers, Reading
 from kvz.decode.pace import Pace
-from kvz.decode.sampling import Sampler, Sampling
+from kvz.decode.sampling import Sampler
 from kvz.decode.text_stream import TextStream
 from kvz.errors import KvzError
 from kvz.models.tokenizer import Tokenizer

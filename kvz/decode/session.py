@@ -12,9 +12,9 @@ from kvz.argument_types import Kind, check_types
 from kvz.cache.ragged import RaggedCache
 from kvz.cache.tail import Tail
 from kvz.cache.upload import upload
-from kvz.decode.decoding import Decoding, Reading, dense_reading
+from kvz.config import Decoding, Sampling, check_max_new_tokens
+from kvz.decode.decoding import Reading, dense_reading, reading_of
 from kvz.decode.engine import MOST_SEQUENCES, Engine
-from kvz.decode.sampling import Sampling
 from kvz.decode.sequence import Answer, AnswerText, Sequence
 from kvz.decode.step.decoder import StepDecoder
 from kvz.defaults import MAX_NEW_TOKENS
@@ -22,7 +22,7 @@ from kvz.errors import QuestionError, UsageError
 from kvz.models.language_model import LanguageModel
 from kvz.prompt import Seam, question_ids
 
-__all__ = ["Answer", "Session", "check_asking", "check_decoding", "check_max_new_tokens"]
+__all__ = ["Answer", "Session", "check_asking", "check_decoding"]
 
 Left = TypeVar("Left")
 
@@ -67,7 +67,7 @@ class Session:
     def read(self, decoding: Decoding) -> Reading:
         """Another way to read this archive."""
         check_decoding(decoding)
-        return decoding.reading(self.cache, self.prefix)
+        return reading_of(decoding, self.cache, self.prefix)
 
     def reading_together(self, questions: int) -> Reading:
         """How a batch of so many questions reads least: as one question does, or densely, once for all."""
@@ -246,9 +246,3 @@ def check_asking(
 def check_decoding(decoding: Decoding) -> None:
     """Raise UsageError for what is no Decoding, such as a policy's name."""
     check_types(decoding=(decoding, Kind((Decoding,), "a kvz.Decoding")))
-
-
-def check_max_new_tokens(count: int) -> None:
-    """Raise UsageError unless `count` is a length that an answer can have."""
-    if type(count) is not int or count < 1:
-        raise UsageError(f"max new tokens {count!r}: give a whole number, 1 or more")

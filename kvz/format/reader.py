@@ -19,7 +19,7 @@ from kvz.format.header import ALIGNMENT, Header, TensorEntry, read_header
 from kvz.format.manifest import Manifest, decode_manifest
 from kvz.format.open_file import OpenFile
 
-__all__ = ["PADDING", "ArchiveFile", "archive_bytes", "open_archive", "unchanged"]
+__all__ = ["PADDING", "ArchiveFile", "archive_bytes", "open_archive", "read_archive", "unchanged"]
 
 PADDING = re.compile("pad[.][0-9]+")
 """Names of padding tensors."""
@@ -129,6 +129,21 @@ def _check_tensors(header: Header, manifest: Manifest, path: Path) -> None:
         raise CorruptArchive(f"{path} is damaged: tensor '{min(missing)[:60]}' has no checksum")
     if missing := manifest.checksums.keys() - header.tensors.keys():
         raise CorruptArchive(f"{path} is damaged: there is a checksum of '{min(missing)[:60]}', and no such tensor")
+
+
+def read_archive(path: str | Path, verify: bool, mmap: bool | None) -> tuple[ArchiveFile, memoryview | None]:
+    """Open an archive, and `verify` its checksums; its data section comes with it where that is not to be mapped.
+
+    `mmap` None is to map it unless it lies on a network file system. Imports neither torch nor numpy. Raises as
+    `open_archive` does.
+    """
+    archive = open_archive(path)
+    mapped = archive.file.is_local if mmap is None else mmap
+    data = None if mapped else archive.data(mapped=False)
+    if verify:
+        for _ in archive.verify_checksums(data):
+            pass
+    return archive, data
 
 
 def archive_bytes(header: Header) -> dict[str, int]:

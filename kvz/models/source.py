@@ -13,10 +13,9 @@ from pathlib import Path
 from kvz.errors import ModelError
 from kvz.models.cache_folder import disk_problem
 from kvz.models.embedded import EMBEDDED_ID, embedded_folder
-from kvz.models.gguf import converted_folder
 from kvz.models.weights import HUB_FILES, check_folder, is_whole
 
-__all__ = ["ModelSource", "find_model"]
+__all__ = ["ModelSource", "check_model", "find_model"]
 
 _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*(@[\w./-]+)?")
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
@@ -37,24 +36,40 @@ def find_model(name: str | Path | None, say: Callable[[str], None]) -> ModelSour
 
     Fetches or converts what is not cached and tells `say` about it. Raises ModelError if there is no such model.
     """
-    name = None if name is None else os.fspath(name)
+    name = check_model(name)
     if name is None or name == EMBEDDED_ID:
         return ModelSource(EMBEDDED_ID, None, embedded_folder(say))
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return ModelSource(str(path.resolve()), None, path.resolve())
+    if path.is_file():
+        from kvz.models.gguf import converted_folder
+
+        return ModelSource(str(path.resolve()), None, converted_folder(path.resolve(), say))
+    return _from_hub(name, say)
+
+
+def check_model(name: str | Path | None) -> str | None:
+    """The name of a model as text; raises ModelError for one that can be none, without a network and without torch."""
+    name = None if name is None else os.fspath(name)
+    if name is None or name == EMBEDDED_ID:
+        return name
     if not name.strip():
         raise ModelError(f"the model's name is empty; leave -m out for {EMBEDDED_ID}")
     path = Path(name).expanduser()
     if problem := _path_problem(path):
         raise ModelError(f"no model '{name[:100]}': {problem}")
     if path.is_dir():
-        return ModelSource(str(path.resolve()), None, check_folder(path.resolve()))
+        check_folder(path.resolve())
+        return name
     if path.suffix.lower() == ".gguf":
         if not path.is_file():
             raise ModelError(f"no such model file: {name}")
-        return ModelSource(str(path.resolve()), None, converted_folder(path.resolve(), say))
+        return name
     if path.is_file():
         raise ModelError(f"{name} is a file, but not a .gguf; give a folder, a .gguf file or a hub id like org/name")
     if _HUB_ID.fullmatch(name):
-        return _from_hub(name, say)
+        return name
     raise ModelError(
         f"no model '{name}': there is no such folder or file; a model is a hub id like org/name, a folder or a "
         ".gguf file"

@@ -11,14 +11,15 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
 from fractions import Fraction
 from itertools import groupby
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
-from kvz.errors import BudgetTooSmall, ScoringError, UsageError
+from kvz.errors import BudgetTooSmall, UsageError
 from kvz.scoring.budget import Budget
 
-__all__ = ["AdaKV", "Allocation", "Demand", "Group", "Nonuniform", "Uniform", "check_finite", "select", "top_of_each"]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["AdaKV", "Allocation", "Demand", "Group", "Nonuniform", "Uniform"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,25 +90,12 @@ class Allocation(ABC):
 
     def keep(self, scores: Tensor, demand: Demand) -> Tensor:
         """The pairs to keep, bool `[N,S]`, for finite `scores [N,S]`."""
+        import torch
+
+        from kvz.scoring.selection import keep_of_group
+
         ranked = scores.masked_fill(demand.protected, math.inf)
-        return torch.cat([_keep_of_group(ranked[g.first : g.last], g) for g in self.groups(demand)])
-
-
-def select(scores: Tensor, demand: Demand, allocation: Allocation) -> Tensor:
-    """The pairs to keep, bool `[N,S]`, for float32 `scores [N,S]`: higher is kept.
-
-    Raises ScoringError, naming the layer, if a score is NaN or infinite, and BudgetTooSmall if the budget is less than
-    what every head keeps in any case.
-    """
-    check_finite(scores, demand.row_layers)
-    return allocation.keep(scores, demand)
-
-
-def check_finite(scores: Tensor, row_layers: tuple[int, ...]) -> None:
-    """Raise ScoringError, naming the layer, if any of `scores [N,S]` is NaN or infinite."""
-    for layer, finite in zip(row_layers, torch.isfinite(scores).all(1).tolist(), strict=True):
-        if not finite:
-            raise ScoringError(f"layer {layer} has scores that are NaN or infinite; try --dtype float32")
+        return torch.cat([keep_of_group(ranked[g.first : g.last], g) for g in self.groups(demand)])
 
 
 @dataclass(frozen=True)
@@ -181,26 +169,3 @@ def _group(demand: Demand, first: int, last: int, count: int, floor: float) -> G
     if count < least * rows:
         raise demand.too_small(least)
     return Group(first, last, count, least)
-
-
-def _keep_of_group(ranked: Tensor, group: Group) -> Tensor:
-    """The pairs that the rows of one group keep, of their scores `[rows,S]`; infinite ones come first."""
-    rows, length = ranked.shape
-    first = top_of_each(ranked, min(group.least, length))
-    if rows == 1 and group.least < group.count:
-        return top_of_each(ranked, group.count)
-    # Position first, so that ties go to the earlier position in any head.
-    ordered = ranked.masked_fill(first, math.inf).t().reshape(1, -1)
-    return top_of_each(ordered, group.count).view(length, rows).t().contiguous()
-
-
-def top_of_each(scores: Tensor, keep: int) -> Tensor:
-    """Mask of exactly `keep` largest in each row of `scores [rows,n]`; among equals the first ones win."""
-    count = scores.shape[1]
-    if keep >= count:
-        return torch.ones_like(scores, dtype=torch.bool)
-    least = torch.kthvalue(scores, count - keep + 1, dim=1, keepdim=True).values
-    above = scores > least
-    ties = scores == least
-    room = keep - above.sum(1, keepdim=True)
-    return above | (ties & (ties.cumsum(1, dtype=torch.int32) <= room))

@@ -11,10 +11,11 @@ from kvz.models.language_model import LanguageModel
 from kvz.models.prefill import prefill
 from kvz.progress import Progress
 from kvz.prompt import context_ids, make_frame
-from kvz.scoring.allocation import check_finite
-from kvz.scoring.head_scores import KVZIP, HeadScores
+from kvz.scoring.head_score_file import KVZIP
+from kvz.scoring.head_scores import HeadScores
 from kvz.scoring.kvzip import KVzip
 from kvz.scoring.method import Context
+from kvz.scoring.selection import check_finite
 
 __all__ = ["calibrate", "calibration_text"]
 

@@ -15,10 +15,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from kvz.kernels.attention_sum import column_sum_heads
+from kvz.kernels.kvzip_score import column_max_heads
 from kvz.models.language_model import LanguageModel
 from kvz.scoring.repeat_pass import RepeatPass
 
-__all__ = ["ContributionPass"]
+__all__ = ["ContributionPass", "LargestContribution", "SquaredContributions"]
 
 _BLOCK = 2048  # values at a time
 
@@ -56,3 +58,22 @@ class ContributionPass(RepeatPass):
         blocks = (value[start : start + _BLOCK].float() for start in range(0, len(value), _BLOCK))
         squares = [torch.einsum("gme,me->gm", block @ gram, block) for block in blocks]
         return torch.cat(squares, 1).clamp_min_(0).sqrt_()
+
+
+@dataclass(frozen=True)
+class LargestContribution(ContributionPass):
+    """Scores by the largest contribution."""
+
+    def score_layer(self, layer: int, query: Tensor, key: Tensor, value: Tensor, lse: Tensor, scale: float) -> Tensor:
+        norms = self.value_norms(layer, query.shape[1], value)
+        return column_max_heads(query, key, lse + self.log_norms[layer], scale, norms)
+
+
+@dataclass(frozen=True)
+class SquaredContributions(ContributionPass):
+    """Adds up the squares of contributions over group and rows."""
+
+    def score_layer(self, layer: int, query: Tensor, key: Tensor, value: Tensor, lse: Tensor, scale: float) -> Tensor:
+        norms = self.value_norms(layer, query.shape[1], value)
+        doubled = 2 * (lse + self.log_norms[layer])  # exp(2 x) is the square of exp(x)
+        return column_sum_heads(query, key, doubled, 2 * scale, weight=norms.square())

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from kvz.errors import UsageError
-from kvz.models.language_model import LanguageModel
 from kvz.scoring.allocation import Allocation, Uniform
 from kvz.scoring.method import Context, ScoringMethod, Setting, Spans, empty_scores
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kvz.models.language_model import LanguageModel
 
 __all__ = ["Full", "RandomPairs", "Recent"]
 
@@ -48,6 +50,8 @@ class RandomPairs(ScoringMethod):
         return "random"
 
     def score(self, model: LanguageModel, context: Context, done: Callable[[int], None]) -> Tensor:
+        import torch
+
         generator = torch.Generator().manual_seed(self.seed)
         done(len(context.ids))
         return torch.rand(empty_scores(model, len(context.ids)).shape, generator=generator)
@@ -71,6 +75,8 @@ class Recent(ScoringMethod):
         return Uniform()
 
     def score(self, model: LanguageModel, context: Context, done: Callable[[int], None]) -> Tensor:
+        import torch
+
         length = len(context.ids)
         newest = torch.arange(length, dtype=torch.float32)
         newest[: self.sink] = length

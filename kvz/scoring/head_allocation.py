@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+from kvz.scoring.allocation import Allocation, Demand, Group
 
-from kvz.scoring.allocation import Allocation, Demand, Group, top_of_each
+if TYPE_CHECKING:
+    from torch import Tensor
 
 __all__ = ["Head"]
 
@@ -34,8 +36,10 @@ class Head(Allocation):
 
     def keep(self, scores: Tensor, demand: Demand) -> Tensor:
         """The pairs to keep, bool `[N,S]`."""
+        from kvz.scoring.selection import top_of_each
+
         [group] = self.groups(demand)
-        ranked = scores.masked_fill(demand.protected, torch.inf).flip(1)
+        ranked = scores.masked_fill(demand.protected, math.inf).flip(1)
         kept = top_of_each(ranked, group.least).flip(1)
         extra = demand.length - group.least
         room = group.count - group.least * demand.rows

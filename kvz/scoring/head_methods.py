@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
-
-from torch import Tensor
+from typing import TYPE_CHECKING, ClassVar
 
 from kvz.errors import UsageError
-from kvz.models.language_model import LanguageModel
 from kvz.scoring.allocation import Allocation
 from kvz.scoring.budget import Budget
 from kvz.scoring.head_allocation import Head
-from kvz.scoring.head_scores import DUO, KVZIP, find_head_scores
+from kvz.scoring.head_score_file import DUO, KVZIP
 from kvz.scoring.method import Context, ScoringMethod, Setting, Spans
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kvz.models.identity import ModelIdentity
+    from kvz.models.language_model import LanguageModel
+    from kvz.scoring.head_scores import HeadScores
 
 __all__ = ["DuoAttention", "KVzipHead"]
 
@@ -45,19 +49,24 @@ class KVzipHead(ScoringMethod):
 
     def protect(self, setting: Setting) -> Spans:
         """What a streaming head keeps; raises ScoringError if there are no scores of this model."""
-        find_head_scores(setting.model.identity, self.head_scores, self.kinds)
+        self._find(setting.model.identity)
         return (0, self.sink), (max(0, setting.length - self.window), setting.length)
 
     def provenance(self, setting: Setting, budget: Budget) -> dict[str, int | str]:
         """Which scores these are: a file may change, and a model be calibrated again."""
-        found = find_head_scores(setting.model.identity, self.head_scores, self.kinds)
+        found = self._find(setting.model.identity)
         return {"head_scores_sha256": found.digest(setting.model.geometry)}
 
     def score(self, model: LanguageModel, context: Context, done: Callable[[int], None]) -> Tensor:
         """Scores `[N,S]` float32: each head's own for all its pairs."""
-        of_heads = find_head_scores(model.identity, self.head_scores, self.kinds).rows(model.geometry)
+        of_heads = self._find(model.identity).rows(model.geometry)
         done(len(context.ids))
         return of_heads[:, None].expand(-1, len(context.ids)).contiguous()
+
+    def _find(self, model: ModelIdentity) -> HeadScores:
+        from kvz.scoring.head_scores import find_head_scores
+
+        return find_head_scores(model, self.head_scores, self.kinds)
 
 
 @dataclass(frozen=True)

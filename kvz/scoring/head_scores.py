@@ -20,18 +20,16 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from kvz.errors import ScoringError, UsageError
+from kvz.errors import ScoringError
 from kvz.format.atomic import atomic_file, check_target, output_error
 from kvz.geometry import Geometry
 from kvz.models.cache_folder import cache_folder, optional_cache_folder
 from kvz.models.identity import ModelIdentity
+from kvz.scoring.head_score_file import DUO, KVZIP, TABLE, check_suffix, check_there
 
 __all__ = [
-    "DUO",
-    "KVZIP",
     "HeadScores",
     "check_store",
-    "check_suffix",
     "find_head_scores",
     "load_head_scores",
     "own_head_scores",
@@ -39,8 +37,6 @@ __all__ = [
 ]
 
 _FORMAT = "kvz-head-scores"
-KVZIP, DUO = "kvzip", "duoattention"
-_TABLE = ".tsv"
 _DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -99,7 +95,7 @@ class HeadScores:
         metadata = {"format": _FORMAT, "kind": self.kind, "model": self.model_id}
         if self.fingerprint is not None:
             metadata["fingerprint"] = self.fingerprint
-        if path.suffix.lower() == _TABLE:
+        if path.suffix.lower() == TABLE:
             rows = ("\t".join(f"{value:.9g}" for value in row) for row in self.scores.tolist())
             data = "".join(f"{row}\n" for row in (f"# {json.dumps(metadata)}", *rows)).encode()
         else:
@@ -110,12 +106,6 @@ class HeadScores:
     def store(self, model: ModelIdentity) -> None:
         """Write to the cache folder, as this model's. Raises OutputError."""
         self.of(model).write(check_store(model, self.kind), overwrite=True)
-
-
-def check_suffix(path: Path) -> None:
-    """Raise UsageError unless `path` names a kind of file that head scores are written to."""
-    if path.suffix.lower() not in (_TABLE, ".safetensors"):
-        raise UsageError(f"head scores are written to a .safetensors or a .tsv file, not to {path}")
 
 
 def check_store(model: ModelIdentity, kind: str) -> Path:
@@ -131,11 +121,8 @@ def check_store(model: ModelIdentity, kind: str) -> Path:
 
 def load_head_scores(path: Path) -> HeadScores:
     """Read a `.safetensors` or `.tsv` file of head scores; raises ScoringError."""
-    if not path.is_file():
-        raise ScoringError(
-            f"{path} is no file of head scores" if path.exists() else f"no such file of head scores: {path}"
-        )
-    return _from_table(path) if path.suffix.lower() == _TABLE else _from_safetensors(path)
+    check_there(path)
+    return _from_table(path) if path.suffix.lower() == TABLE else _from_safetensors(path)
 
 
 def stored_path(model: ModelIdentity, kind: str) -> Path:
@@ -200,7 +187,7 @@ def _from_safetensors(path: Path) -> HeadScores:
 
 def _described(scores: Tensor, metadata: dict[str, str], path: Path) -> HeadScores:
     """Scores with what their file says of them; without a word they are DuoAttention's in a table, else KVzip's."""
-    kind = metadata.get("kind", DUO if path.suffix.lower() == _TABLE else KVZIP)
+    kind = metadata.get("kind", DUO if path.suffix.lower() == TABLE else KVZIP)
     if kind not in (KVZIP, DUO):  # it becomes part of a file's name
         raise ScoringError(f"{path} holds head scores of a kind unknown here; there are {KVZIP} and {DUO}")
     return HeadScores(scores, kind, metadata.get("fingerprint"), metadata.get("model", path.name))

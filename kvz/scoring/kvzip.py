@@ -9,19 +9,21 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from kvz.errors import UsageError
-from kvz.kernels.kvzip_score import column_max_heads, largest_logit_heads
-from kvz.models.attention import Told
-from kvz.models.language_model import LanguageModel
 from kvz.prompt import check_instruction, repeat_ids
 from kvz.scoring.method import Context, ScoringMethod, empty_scores
-from kvz.scoring.repeat_pass import RepeatedChunk, RepeatPass
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kvz.models.language_model import LanguageModel
+    from kvz.scoring.repeat_pass import RepeatedChunk, RepeatPass
 
 __all__ = ["KVzip", "RepeatingMethod"]
+
+_WEIGHTS = ("softmax", "logit")
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,11 @@ class RepeatingMethod(ScoringMethod):
 
     def score(self, model: LanguageModel, context: Context, done: Callable[[int], None]) -> Tensor:
         """Scores `[N,S]` float32, on the CPU. One pass over the context, in forward passes of `chunk` tokens."""
+        import torch
+
+        from kvz.models.attention import Told
+        from kvz.scoring.repeat_pass import RepeatedChunk
+
         length = len(context.ids)
         scores = empty_scores(model, length)
         for start in range(0, length, self.chunk):
@@ -61,31 +68,14 @@ class KVzip(RepeatingMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.weight not in _PASSES:
-            raise UsageError(f"no weight '{self.weight}': give one of {', '.join(_PASSES)}")
+        if self.weight not in _WEIGHTS:
+            raise UsageError(f"no weight '{self.weight}': give one of {', '.join(_WEIGHTS)}")
 
     @property
     def name(self) -> str:
         return "kvzip"
 
     def chunk_pass(self, model: LanguageModel, chunk: RepeatedChunk) -> RepeatPass:
-        return _PASSES[self.weight](chunk)
+        from kvz.scoring.repeat_pass import LargestLogit, LargestWeight
 
-
-@dataclass(frozen=True)
-class _LargestWeight(RepeatPass):
-    """Scores by the largest weight over group and rows."""
-
-    def score_layer(self, layer: int, query: Tensor, key: Tensor, value: Tensor, lse: Tensor, scale: float) -> Tensor:
-        return column_max_heads(query, key, lse, scale)
-
-
-@dataclass(frozen=True)
-class _LargestLogit(RepeatPass):
-    """Scores by the largest scaled product of query and key."""
-
-    def score_layer(self, layer: int, query: Tensor, key: Tensor, value: Tensor, lse: Tensor, scale: float) -> Tensor:
-        return largest_logit_heads(query, key, scale)
-
-
-_PASSES: dict[str, Callable[[RepeatedChunk], RepeatPass]] = {"softmax": _LargestWeight, "logit": _LargestLogit}
+        return LargestWeight(chunk) if self.weight == "softmax" else LargestLogit(chunk)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from torch import Tensor
-
-from kvz.kernels.kvzip_score import column_max_heads
-from kvz.models.language_model import LanguageModel
-from kvz.scoring.contribution import ContributionPass
 from kvz.scoring.kvzip import RepeatingMethod
-from kvz.scoring.repeat_pass import RepeatedChunk, RepeatPass
+
+if TYPE_CHECKING:
+    from kvz.models.language_model import LanguageModel
+    from kvz.scoring.repeat_pass import RepeatedChunk, RepeatPass
 
 __all__ = ["KVzipPlus"]
 
@@ -24,13 +23,6 @@ class KVzipPlus(RepeatingMethod):
         return "kvzip+"
 
     def chunk_pass(self, model: LanguageModel, chunk: RepeatedChunk) -> RepeatPass:
-        return _LargestContribution(chunk, model)
+        from kvz.scoring.contribution import LargestContribution
 
-
-@dataclass(frozen=True)
-class _LargestContribution(ContributionPass):
-    """Scores by the largest contribution."""
-
-    def score_layer(self, layer: int, query: Tensor, key: Tensor, value: Tensor, lse: Tensor, scale: float) -> Tensor:
-        norms = self.value_norms(layer, query.shape[1], value)
-        return column_max_heads(query, key, lse + self.log_norms[layer], scale, norms)
+        return LargestContribution(chunk, model)

@@ -13,20 +13,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from kvz.errors import UsageError
-from kvz.kernels.attention_sum import column_sum_heads
-from kvz.models.attention import Told
-from kvz.models.language_model import LanguageModel
 from kvz.prompt import turn_ids
 from kvz.scoring.allocation import Allocation, Nonuniform
-from kvz.scoring.contribution import ContributionPass
 from kvz.scoring.kvzip import RepeatingMethod
 from kvz.scoring.method import Context
-from kvz.scoring.repeat_pass import RepeatedChunk, RepeatPass
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kvz.models.language_model import LanguageModel
+    from kvz.scoring.repeat_pass import RepeatedChunk, RepeatPass
 
 __all__ = ["KVzipRMS"]
 
@@ -60,24 +59,22 @@ class KVzipRMS(RepeatingMethod):
         return squares.sqrt_()
 
     def chunk_pass(self, model: LanguageModel, chunk: RepeatedChunk) -> RepeatPass:
-        return _SquaredContributions(chunk, model)
+        from kvz.scoring.contribution import SquaredContributions
+
+        return SquaredContributions(chunk, model)
 
     def _of_turn(self, model: LanguageModel, context: Context) -> Tensor:
         """The turn's part of the squared scores, `[N,S]`."""
+        import torch
+
+        from kvz.models.attention import Told
+        from kvz.scoring.contribution import SquaredContributions
+        from kvz.scoring.repeat_pass import RepeatedChunk
+
         length = len(context.ids)
         squares = torch.zeros(model.geometry.rows_total, length)
         ids = turn_ids(model.tokenizer, context.frame.seam)
         whole = RepeatedChunk(context, model.geometry, 0, length, squares)
-        store = Told(_SquaredContributions(whole, model), lambda tokens: None, 0, model.geometry.layers)
+        store = Told(SquaredContributions(whole, model), lambda tokens: None, 0, model.geometry.layers)
         model.fill_watched(torch.tensor(ids), context.prefix + length, store)
         return squares.mul_(self.turn / len(ids))
-
-
-@dataclass(frozen=True)
-class _SquaredContributions(ContributionPass):
-    """Adds up the squares of contributions over group and rows."""
-
-    def score_layer(self, layer: int, query: Tensor, key: Tensor, value: Tensor, lse: Tensor, scale: float) -> Tensor:
-        norms = self.value_norms(layer, query.shape[1], value)
-        doubled = 2 * (lse + self.log_norms[layer])  # exp(2 x) is the square of exp(x)
-        return column_sum_heads(query, key, doubled, 2 * scale, weight=norms.square())

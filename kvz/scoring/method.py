@@ -5,15 +5,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
-from kvz.cache.full import FullCache
-from kvz.models.language_model import LanguageModel
-from kvz.prompt import Frame
 from kvz.scoring.allocation import Allocation, Nonuniform
 from kvz.scoring.budget import Budget
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kvz.cache.full import FullCache
+    from kvz.models.language_model import LanguageModel
+    from kvz.prompt import Frame
 
 __all__ = ["Context", "ScoringMethod", "Setting", "Spans", "empty_scores"]
 
@@ -51,7 +53,8 @@ class Context:
 class ScoringMethod(ABC):
     """Scores the pairs of a context: the higher, the more worth keeping.
 
-    A frozen dataclass whose fields are the method's options; they go into the manifest.
+    A frozen dataclass whose fields are the method's options; they go into the manifest. Options are checked before
+    torch is imported, which takes seconds: its file imports torch, and what needs it, where it scores.
     """
 
     @property
@@ -96,4 +99,6 @@ class ScoringMethod(ABC):
 
 def empty_scores(model: LanguageModel, length: int) -> Tensor:
     """Zeros `[N,S]` float32 on the CPU."""
+    import torch
+
     return torch.zeros(model.geometry.rows_total, length)

@@ -16,10 +16,11 @@ from torch import Tensor
 
 from kvz.geometry import Geometry
 from kvz.kernels.attention import grouped_attention
+from kvz.kernels.kvzip_score import column_max_heads, largest_logit_heads
 from kvz.kernels.merge import merge_parts
 from kvz.scoring.method import Context
 
-__all__ = ["RepeatPass", "RepeatedChunk"]
+__all__ = ["LargestLogit", "LargestWeight", "RepeatPass", "RepeatedChunk"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,6 +94,22 @@ class RepeatPass(ABC):
         lse = torch.stack(lses)
         scores.copy_(self.score_layer(layer, grouped, keys[:, columns], values[:, columns], lse, scale))
         return attended
+
+
+@dataclass(frozen=True)
+class LargestWeight(RepeatPass):
+    """Scores by the largest weight over group and rows."""
+
+    def score_layer(self, layer: int, query: Tensor, key: Tensor, value: Tensor, lse: Tensor, scale: float) -> Tensor:
+        return column_max_heads(query, key, lse, scale)
+
+
+@dataclass(frozen=True)
+class LargestLogit(RepeatPass):
+    """Scores by the largest scaled product of query and key."""
+
+    def score_layer(self, layer: int, query: Tensor, key: Tensor, value: Tensor, lse: Tensor, scale: float) -> Tensor:
+        return largest_logit_heads(query, key, scale)
 
 
 def _over(

@@ -14,11 +14,14 @@ import torch
 from torch import Tensor
 
 from kvz.cache.sliding import SlidingLayer
+from kvz.geometry import Geometry
 from kvz.kernels.attention import grouped_attention
+from kvz.kernels.attention_sum import column_sum_heads
 from kvz.kernels.merge import merge_parts
+from kvz.models.language_model import LanguageModel
 from kvz.scoring.method import Context
 
-__all__ = ["ReplayPass"]
+__all__ = ["ReceivedAttention", "ReplayPass", "WindowAttention", "no_past"]
 
 
 @dataclass(frozen=True)
@@ -59,3 +62,45 @@ class ReplayPass(ABC):
             lses.append(lse.view(-1, n))
         self.watch(layer, grouped, keys[:, : self.past], key[0], torch.stack(lses), scale)
         return out.reshape(1, -1, n, dim).transpose(1, 2)
+
+
+@dataclass(frozen=True)
+class WindowAttention(ReplayPass):
+    """Writes the summed attention of the last `window` replayed tokens into `scores [N,past - prefix]`."""
+
+    geometry: Geometry
+    scores: Tensor
+    window: int
+
+    def watch(self, layer: int, query: Tensor, past: Tensor, own: Tensor, lse: Tensor, scale: float) -> None:
+        rows, sums = query[:, :, -self.window :], lse[:, :, -self.window :]
+        received = column_sum_heads(rows, past[:, self.context.prefix :], sums, scale)
+        self.scores[self.geometry.rows(layer)] = received
+
+
+@dataclass(frozen=True)
+class ReceivedAttention(ReplayPass):
+    """Adds the attention that a block of queries pays to `scores [N,S]`."""
+
+    geometry: Geometry
+    scores: Tensor
+
+    def watch(self, layer: int, query: Tensor, past: Tensor, own: Tensor, lse: Tensor, scale: float) -> None:
+        scores = self.scores[self.geometry.rows(layer)]
+        prefix = self.context.prefix
+        if self.past > prefix:
+            scores[:, : self.past - prefix] += column_sum_heads(query, past[:, prefix:], lse, scale).cpu()
+        received = column_sum_heads(query, own, lse, scale, causal=True).cpu()
+        skipped = max(0, prefix - self.past)  # the block's tokens that belong to the prefix
+        start = self.past + skipped - prefix
+        scores[:, start : start + max(0, received.shape[1] - skipped)] += received[:, skipped:]
+
+
+def no_past(model: LanguageModel) -> dict[int, SlidingLayer]:
+    """The sliding layers before the first token."""
+    layers = {}
+    for index, shape in enumerate(model.geometry.shapes):
+        if shape.window is not None:
+            none = torch.empty(shape.kv_heads, 0, shape.head_dim, dtype=model.dtype, device=model.device)
+            layers[index] = SlidingLayer(none, none, shape.window)
+    return layers

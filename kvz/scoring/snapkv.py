@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
-from torch.nn.functional import max_pool1d
+from typing import TYPE_CHECKING
 
 from kvz.errors import UsageError
-from kvz.geometry import Geometry
-from kvz.kernels.attention_sum import column_sum_heads
-from kvz.models.attention import Told
-from kvz.models.language_model import LanguageModel
-from kvz.prompt import Frame, question_ids
+from kvz.prompt import Frame, check_question, question_ids
 from kvz.scoring.allocation import Allocation, Uniform
 from kvz.scoring.method import Context, ScoringMethod, Setting, Spans, empty_scores
-from kvz.scoring.replay import ReplayPass
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kvz.models.language_model import LanguageModel
 
 __all__ = ["SnapKV"]
 
@@ -39,6 +36,8 @@ class SnapKV(ScoringMethod):
             raise UsageError(f"window of {self.window} tokens: give 1 or more")
         if self.kernel < 1 or self.kernel % 2 == 0:
             raise UsageError(f"kernel {self.kernel}: give an odd number of positions, 1 or more")
+        if self.query is not None:
+            check_question(self.query)
 
     @property
     def name(self) -> str:
@@ -61,6 +60,12 @@ class SnapKV(ScoringMethod):
 
     def score(self, model: LanguageModel, context: Context, done: Callable[[int], None]) -> Tensor:
         """Scores `[N,S]` float32, on the CPU; zero in the window, which is kept whatever its scores."""
+        import torch
+        from torch.nn.functional import max_pool1d
+
+        from kvz.models.attention import Told
+        from kvz.scoring.replay import WindowAttention
+
         length, query = len(context.ids), self._query_ids(model, context.frame)
         scores = empty_scores(model, length)
         before = self._before(length, len(query))
@@ -68,7 +73,7 @@ class SnapKV(ScoringMethod):
             ids = torch.tensor([*context.ids[before:], *query])
             past = context.prefix + before
             sliding = context.cache.sliding_before(length - before)
-            watch = _Window(context, past, sliding, model.geometry, scores[:, :before], self.window)
+            watch = WindowAttention(context, past, sliding, model.geometry, scores[:, :before], self.window)
             model.fill(ids, past, Told(watch, done, length, model.geometry.layers))
             kernel = min(self.kernel, 2 * before + 1)  # a wider one sees no more
             scores[:, :before] = max_pool1d(scores[:, :before], kernel, stride=1, padding=kernel // 2)
@@ -80,17 +85,3 @@ class SnapKV(ScoringMethod):
     def _before(self, length: int, query: int) -> int:
         """Context tokens before the window."""
         return min(length, max(0, length + query - self.window))
-
-
-@dataclass(frozen=True)
-class _Window(ReplayPass):
-    """Writes the summed attention of the last `window` replayed tokens into `scores [N,past - prefix]`."""
-
-    geometry: Geometry
-    scores: Tensor
-    window: int
-
-    def watch(self, layer: int, query: Tensor, past: Tensor, own: Tensor, lse: Tensor, scale: float) -> None:
-        rows, sums = query[:, :, -self.window :], lse[:, :, -self.window :]
-        received = column_sum_heads(rows, past[:, self.context.prefix :], sums, scale)
-        self.scores[self.geometry.rows(layer)] = received

@@ -15,11 +15,12 @@ from safetensors import safe_open
 
 import kvz
 from kvz.cache.bit_planes import plane_layer
-from kvz.cache.index import NO_INDEX, IndexPlan, make_index_plan, with_index
+from kvz.cache.index import with_index
+from kvz.cache.index_plan import NO_INDEX, IndexPlan, make_index_plan
 from kvz.cache.pages import page_layer, rounded_outward
 from kvz.cache.ragged import RaggedLayer
 from kvz.compression import compress
-from kvz.decode.decoding import Decoding
+from kvz.config import Decoding
 from kvz.errors import CorruptArchive, UsageError
 from kvz.format.manifest import PagesInfo, PlanesInfo
 from kvz.kernels.page_bounds import pages_of

@@ -9,7 +9,7 @@ import pytest
 
 import kvz
 from kvz.cli.answers import say_compiling
-from kvz.decode.decoding import Decoding
+from kvz.config import Decoding
 from kvz.models.language_model import LanguageModel
 from kvz.progress import Progress
 

@@ -207,7 +207,8 @@ def test_scores_of_the_embedded_model_are_shipped(
     embedded: LanguageModel, monkeypatch: pytest.MonkeyPatch, out: Path
 ) -> None:
     """They are found without any calibration, and are what calibration computes."""
-    from kvz.scoring.head_scores import KVZIP, find_head_scores
+    from kvz.scoring.head_score_file import KVZIP
+    from kvz.scoring.head_scores import find_head_scores
 
     monkeypatch.setenv("KVZ_CACHE", str(out))
     shipped = find_head_scores(embedded.identity, None, (KVZIP,))
@@ -224,7 +225,8 @@ def test_shipped_scores_need_no_cache_folder(
     embedded: LanguageModel, monkeypatch: pytest.MonkeyPatch, folder: str
 ) -> None:
     """There is no home, or it is out of reach."""
-    from kvz.scoring.head_scores import KVZIP, find_head_scores
+    from kvz.scoring.head_score_file import KVZIP
+    from kvz.scoring.head_scores import find_head_scores
 
     monkeypatch.setenv("KVZ_CACHE", folder)
     assert find_head_scores(embedded.identity, None, (KVZIP,)).scores.shape == (30, 3)

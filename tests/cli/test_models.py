@@ -66,7 +66,7 @@ def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> bytes:
     monkeypatch.setattr(embedded, "_WHEEL_SHA256", hashlib.sha256(path.read_bytes()).hexdigest())
     monkeypatch.setattr(embedded, "_GGUF_SHA256", hashlib.sha256(GGUF).hexdigest())
     monkeypatch.setattr(embedded, "_installed_gguf", lambda: None)
-    monkeypatch.setattr(embedded, "convert_gguf", convert)
+    monkeypatch.setattr("kvz.models.gguf.convert_gguf", convert)
     return path.read_bytes()
 
 

@@ -19,9 +19,9 @@ from kvz.cli.chat import _take
 from kvz.cli.chat_commands import ChatCommands
 from kvz.cli.signals import InterruptHandler
 from kvz.cli.talk import Talk, outlives
+from kvz.config import Decoding, Sampling
 from kvz.decode.conversation import Conversation
-from kvz.decode.decoding import Decoding
-from kvz.decode.sampling import Sampler, Sampling
+from kvz.decode.sampling import Sampler
 from kvz.decode.session import Session
 from kvz.errors import DecodeError, OutputError
 from kvz.models.language_model import LanguageModel
@@ -137,7 +137,7 @@ def test_ctrl_c_stops_a_command_and_the_reading_stays(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(Decoding, "reading", interrupted)
+        patched.setattr(Session, "read", interrupted)
         assert _take("/budget 16", talk, commands, False)
         assert capsys.readouterr().err == "kvz: stopped\n"
         patched.setattr("sys.stdin", Stdin(False))

@@ -8,9 +8,8 @@ import pytest
 
 from kvz.archive import Archive
 from kvz.compression import compress
+from kvz.config import Decoding, Sampling
 from kvz.decode.conversation import Conversation
-from kvz.decode.decoding import Decoding
-from kvz.decode.sampling import Sampling
 from kvz.decode.sequence import Answer
 from kvz.decode.session import Session
 from kvz.errors import QuestionError, UsageError

@@ -12,9 +12,9 @@ import transformers
 
 from kvz.archive import seam_of
 from kvz.compression import compress
+from kvz.config import Decoding
 from kvz.decode.attend import PassAttention
 from kvz.decode.conversation import Conversation
-from kvz.decode.decoding import Decoding
 from kvz.decode.sampling import Sampler
 from kvz.decode.session import Session
 from kvz.errors import QuestionError

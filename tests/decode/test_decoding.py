@@ -8,7 +8,7 @@ import pytest
 
 import kvz
 from kvz.compression import compress
-from kvz.decode.decoding import POLICIES, Decoding
+from kvz.config import POLICIES, Decoding
 from kvz.errors import UsageError
 from kvz.models.language_model import load_model
 from tests.conftest import TEXT

@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from kvz.compression import compress
+from kvz.config import Decoding, Sampling
 from kvz.decode import engine as engine_module
-from kvz.decode.decoding import Decoding
 from kvz.decode.engine import Engine
-from kvz.decode.sampling import Sampling
 from kvz.decode.sequence import Sequence
 from kvz.decode.session import Session
 from kvz.models.decoder import Decoder

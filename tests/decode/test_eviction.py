@@ -10,8 +10,9 @@ from kvz.cache.tail import Tail
 from kvz.decode.decoding import dense_reading
 from kvz.models.language_model import LanguageModel, load_model
 from kvz.models.prefill import prefill
-from kvz.scoring.allocation import Demand, Nonuniform, select
+from kvz.scoring.allocation import Demand, Nonuniform
 from kvz.scoring.budget import Budget
+from kvz.scoring.selection import select
 from tests.decode.ragged import feed
 from tests.reference import MaskedStore, copy_of
 from tests.tiny import FAMILIES, make_model_folder

@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvz.cache.bit_planes import BITS, plane_layer
+from kvz.cache.bit_planes import plane_layer
+from kvz.cache.index_plan import BITS
 from kvz.decode.policies.lowbit import LowBit
 from tests.decode.ragged import GROUPS, PREFIX, context, ragged, rows_of, scored
 

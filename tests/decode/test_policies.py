@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from kvz.cache.pages import page_layer, rounded_outward
 from kvz.cache.ragged import RaggedCache
 from kvz.cache.tail import Tail
-from kvz.decode.decoding import POLICIES, dense_reading, sparse_reading
+from kvz.config import POLICIES
+from kvz.decode.decoding import MAKERS, dense_reading, sparse_reading
 from kvz.decode.policies.exact_topk import ExactTopK
 from kvz.decode.policies.hsa import HSA
 from kvz.decode.policies.lowbit import LowBit
@@ -210,7 +211,7 @@ def test_sparq_spreads_what_it_did_not_read_over_the_mean_value():
 def test_a_head_without_context_pairs_attends_its_prefix_and_the_tail(policy, budget):
     heads, group, layer = 3, 2, ragged([200, 0, 7])
     cache = RaggedCache((layer,), 300)
-    reading = POLICIES[policy](policy, cache, PREFIX, budget)
+    reading = MAKERS[policy](policy, cache, PREFIX, budget)
     tail = Tail([LayerShape(heads, 16)], 50, torch.float32, torch.device("cpu"))
     torch.manual_seed(6)
     parts = [torch.randn(heads * (group + 2), n, 16) for n in (9, 1)]

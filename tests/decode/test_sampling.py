@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvz.compression import compress
-from kvz.decode.sampling import NOT_A_NUMBER, Sampler, Sampling, _top_p, choose_rows, uniform
+from kvz.config import Sampling
+from kvz.decode.sampling import NOT_A_NUMBER, Sampler, _top_p, choose_rows, uniform
 from kvz.errors import DecodeError, UsageError
 from tests.conftest import TEXT
 

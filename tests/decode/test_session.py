@@ -9,7 +9,7 @@ import torch
 import kvz
 from kvz.archive import seam_of
 from kvz.compression import compress
-from kvz.decode.sampling import Sampling
+from kvz.config import Sampling
 from kvz.decode.session import Session
 from kvz.errors import ArchiveMismatch, QuestionError, UsageError
 from kvz.models.language_model import load_model

@@ -13,7 +13,7 @@ from kvz.cache.pages import page_layer, rounded_outward
 from kvz.cache.ragged import RaggedCache, RaggedLayer
 from kvz.cache.tail import Tail
 from kvz.decode.budget import rocket_kept
-from kvz.decode.decoding import POLICIES, Reading, dense_reading
+from kvz.decode.decoding import MAKERS, Reading, dense_reading
 from kvz.geometry import LayerShape
 from tests.decode.ragged import LENGTHS, PREFIX, ragged, run
 
@@ -28,7 +28,7 @@ def layer_of(dtype: torch.dtype) -> RaggedLayer:
 
 
 def reading_of(policy: str, layer: RaggedLayer) -> Reading:
-    return POLICIES[policy](policy, RaggedCache((layer,), 300), PREFIX, BUDGET)
+    return MAKERS[policy](policy, RaggedCache((layer,), 300), PREFIX, BUDGET)
 
 
 def pair(size: int) -> int:
@@ -97,7 +97,7 @@ def test_dense_and_sliding_layers_read_what_is_there(dtype: torch.dtype, size: i
     cache = RaggedCache((layer, sliding), 300)
     everything = attended(sum(LENGTHS), size)
     assert dense_reading(cache).read().nbytes == 2 * everything
-    few = POLICIES["quest"]("quest", cache, PREFIX, BUDGET)
+    few = MAKERS["quest"]("quest", cache, PREFIX, BUDGET)
     assert few.read().nbytes == quest_bytes(size) + everything
 
 
@@ -115,7 +115,7 @@ def test_bounds_in_8_bits_are_a_byte_each(dtype: torch.dtype, size: int) -> None
 def test_a_low_bit_index_is_not_counted_twice_in_float32() -> None:
     """1,951 tokens, D = 64, 256 pairs: 96 rows of bits, and 164 pairs beside a prefix of 3."""
     layer = ragged([1951], 64)
-    reading = POLICIES["lowbit"]("lowbit", RaggedCache((layer,), 2000), PREFIX, 256)
+    reading = MAKERS["lowbit"]("lowbit", RaggedCache((layer,), 2000), PREFIX, 256)
     assert reading.read().nbytes == 96 * 244 + 64 * 4 + (164 + PREFIX) * 512
     assert reading.read().pairs == pytest.approx(164 + PREFIX + 96 * 1951 / 2048)
 
@@ -138,7 +138,7 @@ def test_rocketkv_mt_holds_what_its_question_left_open() -> None:
     """Copies of the pairs that are open, with their positions, and bounds of pages of 4 of them: see METHODS."""
     lengths, heads, group = [400, 300], 2, 1
     layer = ragged(lengths, DIM)
-    reading = POLICIES["rocketkv-mt"]("rocketkv-mt", RaggedCache((layer,), 500), PREFIX, BUDGET)
+    reading = MAKERS["rocketkv-mt"]("rocketkv-mt", RaggedCache((layer,), 500), PREFIX, BUDGET)
     readers = reading.readers()
     tokens = readers[1]
     assert tokens.held_nbytes == 0  # nothing was asked

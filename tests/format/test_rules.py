@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 
 from kvz.archive import load
-from kvz.cache.index import IndexPlan, with_index
+from kvz.cache.index import with_index
+from kvz.cache.index_plan import IndexPlan
 from kvz.errors import ArchiveError, CorruptArchive
 from kvz.format.manifest import PagesInfo, PlanesInfo
 from kvz.format.reader import open_archive

@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvz.errors import BudgetTooSmall, ScoringError, UsageError
-from kvz.scoring.allocation import AdaKV, Nonuniform, Uniform, select
+from kvz.scoring.allocation import AdaKV, Nonuniform, Uniform
 from kvz.scoring.budget import Budget
 from kvz.scoring.head_allocation import Head
 from kvz.scoring.pyramid import Pyramid
+from kvz.scoring.selection import select
 from kvz.scoring.sharing import ALLOCATIONS, make_allocation
 from tests.scoring.demands import demand_of, scores_of
 

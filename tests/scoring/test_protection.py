@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from kvz.compression import compress
 from kvz.errors import UsageError
-from kvz.scoring.protection import parse_span, protected_tokens
+from kvz.scoring.protection import protected_tokens
 from kvz.scoring.snapkv import SnapKV
+from kvz.scoring.spans import parse_span
 from tests.conftest import TEXT
 from tests.tiny import make_tokenizer, wrapped
 

@@ -7,12 +7,12 @@ import math
 import pytest
 import torch
 
-from kvz.cache.index import NO_INDEX, make_index_plan
+from kvz.cache.index_plan import NO_INDEX, make_index_plan
 from kvz.compression import compress
+from kvz.config import Decoding
 from kvz.decode.beside import Beside
 from kvz.decode.budget import rocket_budget, rocket_kept
 from kvz.decode.conversation import Conversation
-from kvz.decode.decoding import Decoding
 from kvz.decode.engine import PASS_TOKENS
 from kvz.decode.policies.dense import DenseReader
 from kvz.decode.policies.rocket_mt import FirstStage

@@ -12,8 +12,8 @@ from kvz.bench.gpu.full import FullStep
 from kvz.bench.gpu.models import ModelGeometry, RandomModel, random_archive, random_model
 from kvz.bench.gpu.timing import median_ms
 from kvz.cache.ragged import RaggedCache
-from kvz.decode.decoding import Decoding
-from kvz.decode.sampling import Sampling
+from kvz.config import Decoding, Sampling
+from kvz.decode.decoding import reading_of
 from kvz.decode.step.graph import StepGraph
 from kvz.decode.step.reader import StepReader, StepRoom
 from kvz.decode.step.state import StepState
@@ -69,12 +69,12 @@ def _cases(
     whole = geometry.layers * geometry.kv_heads * tokens * pair
     for name, repeat in (("full KV, GQA-aware", False), ("full KV, repeat-KV", True)):
         yield _Case(name, 1, lambda room, r=repeat: FullStep(geometry, room.batch, tokens, dtype, device, r), whole)  # type: ignore[misc]
-    dense = Decoding("dense").reading(archive, _PREFIX)
+    dense = reading_of(Decoding("dense"), archive, _PREFIX)
     assert dense.steps is not None
     for batch in (1, questions):
         yield _Case("r = 0.3, dense", batch, dense.steps, archive.pairs * pair)
     for policy, budget in (("hsa", 256), ("hsa", 1024), ("lowbit", 256), ("lowbit", 1024)):
-        reading = Decoding(policy, budget).reading(archive, _PREFIX)
+        reading = reading_of(Decoding(policy, budget), archive, _PREFIX)
         if reading.steps is not None and reading.policy == policy:
             read = reading.read().nbytes
             for batch in (1, questions) if policy == "lowbit" else (1,):

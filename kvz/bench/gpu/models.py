@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kvz.cache.bit_planes import plane_layer
-from kvz.cache.pages import PAGE
+from kvz.cache.index_plan import PAGE
 from kvz.cache.ragged import RaggedCache, RaggedLayer
 from kvz.geometry import LayerShape
 from kvz.kernels.page_bounds import page_bounds

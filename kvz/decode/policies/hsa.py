@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from kvz.cache.pages import PAGE, PagedLayer, page_count
+from kvz.cache.index_plan import PAGE
+from kvz.cache.pages import PagedLayer, page_count
 from kvz.cache.ragged import RaggedLayer
 from kvz.decode.budget import HeadBudget, head_budget
 from kvz.decode.policies.selection import (

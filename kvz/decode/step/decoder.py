@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from kvz.cache.tail import Tail
+from kvz.config import Sampling
 from kvz.decode.decoding import Reading
 from kvz.decode.engine import feed_question
-from kvz.decode.sampling import Sampling, checked
+from kvz.decode.sampling import checked
 from kvz.decode.sequence import Sequence
 from kvz.decode.step.graph import LATE, WARM_UPS, StepGraph
 from kvz.decode.step.reader import StepRoom

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from kvz.cache.ragged import RaggedCache
-from kvz.decode.sampling import Sampling, choose_rows
+from kvz.config import Sampling
+from kvz.decode.sampling import choose_rows
 from kvz.decode.step.reader import StepReader
 from kvz.decode.step.state import StepState
 from kvz.decode.step.store import StepStore

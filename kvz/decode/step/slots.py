@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from kvz.cache.tail import Tail
+from kvz.config import Sampling
 from kvz.decode.decoding import Reading
-from kvz.decode.sampling import Sampling, checked
+from kvz.decode.sampling import checked
 from kvz.decode.sequence import Sequence
 from kvz.decode.step.graph import WARM_UPS, StepGraph
 from kvz.decode.step.reader import StepRoom

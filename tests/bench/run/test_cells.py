@@ -22,8 +22,8 @@ from kvz.bench.prefilled import Impossible, Prefilled, check_room
 from kvz.bench.repeat_kv import repeat_kv_reading
 from kvz.bench.tasks.task import Question, Sample
 from kvz.bench.teacher import Teacher, agreement_of
+from kvz.config import Decoding
 from kvz.decode.conversation import Conversation
-from kvz.decode.decoding import Decoding
 from kvz.decode.policies.quest import Quest
 from kvz.models.language_model import LanguageModel, load_model
 from kvz.scoring.snapkv import SnapKV

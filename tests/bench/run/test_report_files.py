@@ -17,7 +17,8 @@ from kvz.bench.settings import config_of, make_settings
 from kvz.bench.write_report import Results, check_target, compared, notes_of, results_of, write_report
 from kvz.errors import UsageError
 from kvz.models.language_model import LanguageModel
-from kvz.scoring.head_scores import KVZIP, HeadScores
+from kvz.scoring.head_score_file import KVZIP
+from kvz.scoring.head_scores import HeadScores
 from tests.bench.report.cells import make_cell
 
 CONFIG = {

@@ -12,9 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kvz.archive import Archive
 from kvz.compression import compress
-from kvz.decode.decoding import Decoding
+from kvz.config import Decoding, Sampling
 from kvz.decode.engine import Engine
-from kvz.decode.sampling import NOT_A_NUMBER, Sampling, choose_rows
+from kvz.decode.sampling import NOT_A_NUMBER, choose_rows
 from kvz.decode.sequence import Answer
 from kvz.decode.session import Session
 from kvz.decode.step import decoder as decoder_module

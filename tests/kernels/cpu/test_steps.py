@@ -21,7 +21,7 @@ from torch import Tensor
 from kvz.cache.bit_planes import plane_layer
 from kvz.cache.ragged import RaggedLayer
 from kvz.compression import compress
-from kvz.decode.decoding import Decoding
+from kvz.config import Decoding
 from kvz.decode.policies.dense import _MOST_STEP_ROWS
 from kvz.kernels import decode_step
 from kvz.kernels.cpu import chosen_step, plane_step, ragged_step
