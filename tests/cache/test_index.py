@@ -27,6 +27,7 @@ from kvz.kernels.page_bounds import pages_of
 from kvz.models.language_model import LanguageModel, load_model
 from tests.conftest import TEXT
 from tests.format.archives import make_sample
+from tests.near import rounding
 from tests.tiny import make_model_folder
 
 PLANS = [IndexPlan(), NO_INDEX, IndexPlan(0, 4), IndexPlan(0, 3, 8), IndexPlan(2, 16, 8)]
@@ -61,8 +62,8 @@ def test_bounds_in_8_bits_are_bounds_and_close(
         assert (more >= upper).all()
         assert (less <= lower).all()
         step = (upper.amax(1) - lower.amin(1)) / 255
-        assert (more - upper <= 1.1 * step[:, None] + 1e-6 * upper.abs()).all()
-        assert (lower - less <= 1.1 * step[:, None] + 1e-6 * lower.abs()).all()
+        assert (more - upper <= 1.1 * step[:, None] + rounding(1) * upper.abs()).all()
+        assert (lower - less <= 1.1 * step[:, None] + rounding(1) * lower.abs()).all()
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=str)

@@ -23,6 +23,7 @@ from kvz.decode.policies.selection import Units
 from kvz.decode.policies.sparq import SparQ
 from kvz.geometry import LayerShape
 from tests.decode.ragged import GROUPS, LENGTHS, PREFIX, context, ragged, rows_of, run, scored
+from tests.near import LOGITS, assert_near, rounding
 from tests.reference import attention64
 
 
@@ -58,7 +59,7 @@ def test_hsa_equals_its_formula_in_every_head_and_for_every_token(group, page):
                 continue
             dims = max(1, min(16, int(16 * page * budget / length)))
             want = hsa64(q[head, token], context(layer, head), page, dims, 0.25)
-            torch.testing.assert_close(seen[0][head, token, : len(want)].double(), want, rtol=1e-5, atol=1e-8)
+            assert_near(seen[0][head, token, : len(want)], want, 16 + len(want) + group, floor=0, size=LOGITS)
             best = want.topk(max(1, budget // 2 // page)).indices.tolist()
             tokens = sorted(t for p in best for t in range(p * page, min(length, (p + 1) * page)))
             assert rows_of(layer, selection, head, token) == tokens
@@ -71,9 +72,9 @@ def test_with_all_dimensions_and_one_query_a_page_score_bounds_its_tokens():
     upper, lower = page_layer(layer, PREFIX, 8).head(0)
     bound = torch.where(q[0, 0, 0, :, None] >= 0, upper, lower)
     tokens = (layer.keys[PREFIX:] @ q[0, 0, 0]).view(5, 8)
-    assert (q[0, 0, 0] @ bound >= tokens.amax(1) - 1e-5).all()
+    assert (q[0, 0, 0] @ bound >= tokens.amax(1) - rounding(16, LOGITS)).all()
     assert int(16 * 8 * 20 / 40) >= 16  # all dimensions
-    torch.testing.assert_close(seen[0][0, 0], torch.softmax(q[0, 0, 0] @ bound * 0.25, 0))
+    assert_near(seen[0][0, 0], torch.softmax(q[0, 0, 0] @ bound * 0.25, 0), 16 + 5, floor=0, size=LOGITS)
 
 
 @pytest.mark.parametrize("group", GROUPS)
@@ -85,7 +86,7 @@ def test_quest_equals_its_formula(group):
     pages = [keys[start : start + 16] for start in range(0, 200, 16)]
     want = torch.stack([torch.maximum(qd * p.amax(0), qd * p.amin(0)).sum(1) for p in pages], 1)
     want = torch.softmax(want * 0.25, 1).mean(0)
-    torch.testing.assert_close(seen[0][0, 1, :13].double(), want, rtol=1e-5, atol=1e-8)
+    assert_near(seen[0][0, 1, :13], want, 16 + 13 + group, floor=0, size=LOGITS)
     best = int(want.argmax())
     assert rows_of(layer, selection, 0, 1) == list(range(16 * best, min(200, 16 * best + 16)))
     assert rows_of(layer, selection, 2, 1) == list(range(30))
@@ -105,10 +106,10 @@ def test_sparq_and_exact_topk_equal_their_formulas(group):
         ranked[length - 5 :] += 2  # the newest t / 8 in any case
         want = ranked.topk(20).indices
         assert rows_of(layer, sparq, head, 0) == sorted(want.tolist())
-        torch.testing.assert_close(sparq.rest.coverage[head, 0].double(), weights[:, want].sum(1), rtol=1e-4, atol=1e-6)
+        assert_near(sparq.rest.coverage[head, 0], weights[:, want].sum(1), dims.numel() + length, floor=0, size=LOGITS)
         true = torch.softmax(qd @ keys.T * 0.25, 1).mean(0)
         assert rows_of(layer, exact, head, 0) == sorted(true.topk(40).indices.tolist())
-    torch.testing.assert_close(sparq.rest.coverage[2], torch.ones(2, group))
+    assert_near(sparq.rest.coverage[2], torch.ones(2, group), 30)
 
 
 def test_what_each_selector_pays():
@@ -180,7 +181,7 @@ def test_sparse_attention_is_exact_over_prefix_choice_and_tail(group):
             keys, values = keys[rows], values[rows]
         own = [torch.cat([part[heads * group + i * heads + head] for part in parts]) for i in (0, 1)]
         want, _ = attention64(q[head], torch.cat([keys, own[0]]), torch.cat([values, own[1]]), 0.25)
-        torch.testing.assert_close(got[0, head * group : (head + 1) * group].double(), want, rtol=1e-5, atol=1e-6)
+        assert_near(got[0, head * group : (head + 1) * group], want, 16 + len(keys) + len(own[0]))
     dims = int(16 * 4 * 24 / 120)
     assert reading.pairs_read() == PREFIX + 12 + 30 * dims / 32 + (PREFIX + 10)
 
@@ -203,7 +204,7 @@ def test_sparq_spreads_what_it_did_not_read_over_the_mean_value():
         q, torch.cat([layer.keys[:PREFIX], part[2]]), torch.cat([layer.values[:PREFIX], part[3]]), 0.25
     )
     weight = torch.softmax(torch.stack([lse - share.log(), around[1]]), 0)[..., None]
-    torch.testing.assert_close(got[0].double(), weight[0] * mixed + weight[1] * around[0], rtol=1e-4, atol=1e-5)
+    assert_near(got[0], weight[0] * mixed + weight[1] * around[0], 16 + 90 + PREFIX + 1)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -223,7 +224,7 @@ def test_a_head_without_context_pairs_attends_its_prefix_and_the_tail(policy, bu
         own = [torch.cat([part[heads * group + i * heads + head] for part in parts]) for i in (0, 1)]
         keys, values = torch.cat([layer.keys[first:last], own[0]]), torch.cat([layer.values[first:last], own[1]])
         want, _ = attention64(q[head], keys, values, 0.25)
-        torch.testing.assert_close(got[0, head * group : (head + 1) * group].double(), want, rtol=1e-5, atol=1e-6)
+        assert_near(got[0, head * group : (head + 1) * group], want, 16 + len(keys) + len(own[0]))
 
 
 def test_stored_pages_that_do_not_fit_the_budget_are_not_used():
@@ -248,7 +249,7 @@ def test_hsa_on_bounds_in_8_bits_equals_the_formula_on_them():
     bounds = torch.where(q[0, 0].sum(0)[dims, None] >= 0, upper[dims], lower[dims])
     share = qd[:, dims].abs().sum(1, keepdim=True) / qd.abs().sum(1, keepdim=True)
     want = torch.softmax(qd[:, dims] @ bounds * 0.25 / share.sqrt(), 1).mean(0)
-    torch.testing.assert_close(seen[0][0, 0].double(), want, rtol=1e-4, atol=1e-8)
+    assert_near(seen[0][0, 0], want, 16 + 50, floor=0, size=LOGITS)
 
 
 def test_units_that_do_not_exist_are_never_chosen():

@@ -28,6 +28,12 @@ class Case:
     def scale(self) -> float:
         return self.plan.pairs.dim**-0.5
 
+    @property
+    def terms(self) -> int:
+        """How many products the longest row sums: a logit's, and the weighted values."""
+        tail = 0 if self.tail is None else self.tail.keys.shape[2]
+        return self.plan.pairs.dim + max(b - a for a, b in pairwise(self.plan.bounds)) + tail
+
     def expected(self) -> tuple[Tensor, Tensor]:
         """Output `[B,n,Hq,D]` and log-sum-exp `[B,n,Hq]`, row by row."""
         batch, query_heads, n, dim = self.query.shape

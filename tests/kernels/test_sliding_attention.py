@@ -7,6 +7,7 @@ import torch
 
 from kvz.cache.sliding import SlidingLayer
 from kvz.kernels.sliding_attention import sliding_attention
+from tests.near import assert_near
 from tests.reference import attention64
 
 
@@ -21,7 +22,7 @@ def test_each_row_sees_its_window(window, past, n, heads, group):
     mask = (distance >= 0) & (distance < window)
     want = attention64(q, k[:, None], v[:, None], 0.3, mask)[0]
     got = sliding_attention(q, k, v, 0.3, window)
-    torch.testing.assert_close(got.double(), want, atol=1e-5, rtol=1e-5)
+    assert_near(got, want, 16 + min(window, past + n))
 
 
 @pytest.mark.parametrize("parts", [[40], [1] * 40, [3, 30, 7], [16, 24]])
@@ -35,7 +36,7 @@ def test_a_window_that_moves_on_sees_what_the_whole_would(parts, slack):
     for n in parts:
         rows = slice(start, start + n)
         got = layer.attend(q[:, :, rows], k[:, rows], v[:, rows], 0.4)
-        torch.testing.assert_close(got, want[:, :, rows], atol=1e-5, rtol=1e-5)
+        assert_near(got, want[:, :, rows], 8 + 9)
         layer.append(k[:, rows], v[:, rows])
         start += n
     assert layer.keys.shape[1] == 8 + slack

@@ -17,6 +17,7 @@ from kvz.models.architecture import Architecture
 from kvz.models.checkpoint import load_weights
 from kvz.models.config_file import ModelConfig, read_config
 from kvz.models.decoder import Attend, Decoder
+from tests.near import NETWORK, assert_near, forward_terms, rounding
 from tests.tiny import FAMILIES, make_model_folder
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128, "rope_theta": 10000.0}
@@ -110,11 +111,12 @@ def test_logits_are_those_of_transformers(tmp_path, name):
         positions = torch.arange(len(ids))[part]
         return decoder.logits(decoder.forward(ids[part], positions, store.attend))
 
+    terms = forward_terms(network.config, len(ids))
     whole = run(slice(0, 70), Dense(decoder.architecture))
-    torch.testing.assert_close(whole, want, atol=1e-4, rtol=0)
+    assert_near(whole, want, terms, size=NETWORK)
     store = Dense(decoder.architecture)
     parts = [run(slice(a, b), store) for a, b in ((0, 33), (33, 66), (66, 67), (67, 68), (68, 69), (69, 70))]
-    torch.testing.assert_close(torch.cat(parts), want, atol=1e-4, rtol=0)
+    assert_near(torch.cat(parts), want, terms, size=NETWORK)
 
     lengths = torch.tensor([20, 45])
     stores = [Dense(decoder.architecture) for _ in lengths]
@@ -122,7 +124,7 @@ def test_logits_are_those_of_transformers(tmp_path, name):
         run(slice(0, length), own)
     for step in range(3):
         hidden = decoder.forward(ids[lengths + step], lengths + step, side_by_side(stores))
-        torch.testing.assert_close(decoder.logits(hidden), want[lengths + step], atol=1e-4, rtol=0)
+        assert_near(decoder.logits(hidden), want[lengths + step], terms, size=NETWORK)
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3", "mixtral"])
@@ -146,7 +148,8 @@ def test_weights_of_16_bits_are_widened_not_rounded_to(tmp_path, name, rows):
     decoder = Decoder(facts, narrow, torch.float32)
     got = decoder.logits(decoder.forward(ids, torch.arange(rows), Dense(facts).attend))
     want = network(ids[None]).logits[0]
-    assert (got - want).norm() <= (0.03 if rounded else 1e-5) * want.norm()
+    limit = 0.03 if rounded else rounding(forward_terms(network.config, rows))
+    assert (got - want).norm() <= limit * want.norm()
 
 
 def test_each_layer_s_input_is_shown_before_it_attends(tmp_path):
@@ -169,7 +172,7 @@ def test_each_layer_s_input_is_shown_before_it_attends(tmp_path):
     network = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
     want = network(ids[None], output_hidden_states=True).hidden_states
     for got, expected in zip(shown, want, strict=False):
-        torch.testing.assert_close(got, expected[0], atol=1e-4, rtol=0)
+        assert_near(got, expected[0], forward_terms(network.config, len(ids)), size=NETWORK)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import transformers
 from kvz.cache.full import FullCache
 from kvz.models.language_model import load_model
 from kvz.models.prefill import prefill
+from tests.near import NETWORK, assert_near, forward_terms
 from tests.tiny import FAMILIES, GEMMA_WINDOW, make_model_folder
 
 IDS = torch.randint(3, 250, (301,), generator=torch.Generator().manual_seed(5)).tolist()
@@ -34,13 +35,14 @@ def test_prefilled_cache_equals_transformers(tmp_path, family, chunk):
     told: list[int] = []
     got = prefill(model, IDS, chunk, told.append)
     assert got.length == sum(told) == len(IDS)
+    terms = forward_terms(model.identity.config, len(IDS))
     for layer in range(model.geometry.layers):
         sliding = got.sliding(layer)
         keys, values = got.layer(layer) if sliding is None else (sliding.keys, sliding.values)
         held = keys.shape[1]
         assert held == (301 if sliding is None else GEMMA_WINDOW - 1)
-        torch.testing.assert_close(keys.double(), want.layers[layer].keys[0, :, -held:], atol=2e-4, rtol=1e-4)
-        torch.testing.assert_close(values.double(), want.layers[layer].values[0, :, -held:], atol=2e-4, rtol=1e-4)
+        assert_near(keys, want.layers[layer].keys[0, :, -held:], terms, size=NETWORK)
+        assert_near(values, want.layers[layer].values[0, :, -held:], terms, size=NETWORK)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -56,4 +58,4 @@ def test_twenty_tokens_over_a_prefix_equal_a_plain_forward(tmp_path, family):
     cache.advance(281)
     got = model.logits(torch.tensor(IDS[281:]), 281, cache)
     want = reference(torch.tensor([IDS])).logits[0, -1]
-    torch.testing.assert_close(got.double(), want, atol=1e-3, rtol=1e-3)
+    assert_near(got, want, forward_terms(model.identity.config, len(IDS)), size=NETWORK)

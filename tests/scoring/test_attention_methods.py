@@ -22,6 +22,7 @@ from kvz.scoring.method import Setting
 from kvz.scoring.registry import METHODS, make_method
 from kvz.scoring.snapkv import SnapKV
 from tests.conftest import TEXT
+from tests.near import LOGITS, assert_near, assert_shares_near
 from tests.reference import copy_of, eager64
 from tests.scoring.test_kvzip import context_of
 from tests.tiny import make_model_folder
@@ -46,7 +47,7 @@ def test_snapkv_equals_its_formula(tmp_path, query_heads, kv_heads, length, wind
     for layer, weights in enumerate(weights64(folder, context)):
         seen = weights[:, -window:, context.prefix : -window].sum(1).view(kv_heads, -1, length - window).sum(1)
         want = max_pool1d(seen[None], kernel, stride=1, padding=kernel // 2)[0]
-        torch.testing.assert_close(got[model.geometry.rows(layer), :-window].double(), want, rtol=2e-4, atol=1e-7)
+        assert_shares_near(got[model.geometry.rows(layer), :-window], want, model.identity.config, length)
 
 
 @pytest.mark.parametrize(("query_heads", "kv_heads"), GROUPS)
@@ -58,7 +59,7 @@ def test_h2o_equals_its_formula(tmp_path, query_heads, kv_heads, length):
     got = H2O().score(model, context, lambda tokens: None)
     for layer, weights in enumerate(weights64(folder, context)):
         received = weights[:, context.prefix :, context.prefix :].sum(1).view(kv_heads, -1, length).sum(1)
-        torch.testing.assert_close(got[model.geometry.rows(layer)].double(), received, rtol=2e-4, atol=1e-6)
+        assert_shares_near(got[model.geometry.rows(layer)], received, model.identity.config, length)
 
 
 def test_h2o_over_several_blocks_equals_one(tiny, tiny_folder):
@@ -69,7 +70,7 @@ def test_h2o_over_several_blocks_equals_one(tiny, tiny_folder):
     assert len(told) == 6
     weights = weights64(tiny_folder, context)[1]
     received = weights[:, context.prefix :, context.prefix :].sum(1).view(2, -1, 2049).sum(1)
-    torch.testing.assert_close(got[tiny.geometry.rows(1)].double(), received, rtol=5e-4, atol=1e-5)
+    assert_shares_near(got[tiny.geometry.rows(1)], received, tiny.identity.config, 2049)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -82,7 +83,7 @@ def test_column_sum(causal, rows, keys):
         scores = scores.masked_fill(torch.ones(rows, keys, dtype=torch.bool).triu(1), float("-inf"))
     lse = torch.logsumexp(scores, -1)
     got = column_sum(q, k, lse.float(), 0.2, causal)
-    torch.testing.assert_close(got.double(), (scores - lse[..., None]).exp().sum((0, 1)), rtol=1e-4, atol=1e-6)
+    assert_near(got, (scores - lse[..., None]).exp().sum((0, 1)), 32 + 2 * rows, floor=0, size=LOGITS)
 
 
 def kept_positions(model, method, ratio: float) -> list[list[int]]:
@@ -127,9 +128,8 @@ def test_snapkv_with_a_query_looks_from_its_end(tmp_path, family):
         for layer in set(model.geometry.row_layers):
             seen = out.attentions[layer][0, :, -window:, context.prefix : context.prefix + before].sum(1)
             rows = model.geometry.rows(layer)
-            torch.testing.assert_close(
-                got[rows, :before].double(), seen.view(2, -1, before).sum(1), rtol=5e-4, atol=1e-6
-            )
+            want = seen.view(2, -1, before).sum(1)
+            assert_shares_near(got[rows, :before], want, model.identity.config, len(prompt))
 
 
 @pytest.mark.parametrize("chunk", [2048, 40])
@@ -144,9 +144,9 @@ def test_snapkv_and_h2o_of_a_hybrid_model(tmp_path, monkeypatch, chunk):
     assert sum(told) == 150
     weights = weights64(folder, context)[1]
     rows = weights[:, -32:, context.prefix : -32].sum(1).view(2, -1, 118).sum(1)
-    torch.testing.assert_close(snapkv[:, :-32].double(), rows, rtol=5e-4, atol=1e-6)
+    assert_shares_near(snapkv[:, :-32], rows, model.identity.config, 150)
     received = weights[:, context.prefix :, context.prefix :].sum(1).view(2, -1, 150).sum(1)
-    torch.testing.assert_close(h2o.double(), received, rtol=5e-4, atol=1e-5)
+    assert_shares_near(h2o, received, model.identity.config, 150)
 
 
 def test_pyramidkv_and_adakv_are_snapkv_under_their_own_allocation(tiny):

@@ -15,6 +15,7 @@ from kvz.scoring.kvzip import KVzip
 from kvz.scoring.kvzip_plus import KVzipPlus
 from kvz.scoring.kvzip_rms import KVzipRMS
 from kvz.scoring.method import Context
+from tests.near import NETWORK, assert_near, assert_shares_near, forward_terms
 from tests.reference import eager64
 from tests.tiny import make_model_folder
 
@@ -101,7 +102,8 @@ def test_kvzip_plus_equals_its_definition(tmp_path, family, query_heads, kv_head
     model = load_model(str(folder), "cpu", "float32")
     context = context_of(model, 70)
     got = KVzipPlus(32).score(model, context, lambda tokens: None)
-    torch.testing.assert_close(got.double(), scores64(folder, model, context, 32, "kvzip+"), rtol=5e-4, atol=1e-7)
+    want = scores64(folder, model, context, 32, "kvzip+")
+    assert_shares_near(got, want, model.identity.config, 70)
     assert not torch.allclose(got, KVzip(32).score(model, context, lambda tokens: None))
 
 
@@ -114,7 +116,8 @@ def test_kvzip_rms_equals_its_definition(tmp_path, family, query_heads, kv_heads
     told: list[int] = []
     got = KVzipRMS(chunk).score(model, context, told.append)
     assert sum(told) == length
-    torch.testing.assert_close(got.double(), scores64(folder, model, context, chunk, "rms"), rtol=5e-4, atol=1e-7)
+    want = scores64(folder, model, context, chunk, "rms")
+    assert_shares_near(got, want, model.identity.config, length)
     without = KVzipRMS(chunk, turn=0).score(model, context, lambda tokens: None)
     assert (without <= got).all()
     assert not torch.allclose(without, got)
@@ -145,7 +148,9 @@ def test_logit_scores_are_the_largest_products_of_queries_and_keys(tmp_path, que
         layer.self_attn.register_forward_pre_hook(keep_logits, with_kwargs=True)
     reference(torch.tensor([prompt + repeat]), use_cache=False)
     for layer, want in seen.items():
-        torch.testing.assert_close(got[model.geometry.rows(layer)].double(), want, rtol=5e-4, atol=1e-5)
+        assert_near(
+            got[model.geometry.rows(layer)], want, forward_terms(model.identity.config, len(prompt)), size=NETWORK
+        )
 
 
 @pytest.mark.parametrize("instruction", ["repeat", "reproduce", "copy"])
@@ -167,7 +172,7 @@ def test_scores_equal_the_definition(tmp_path, query_heads, kv_heads, length, ch
     want = scores64(folder, model, context, chunk)
     assert got.dtype == torch.float32
     assert want.max() > 0.1  # the tiny model's attention is far from flat, so a wrong softmax would show
-    torch.testing.assert_close(got.double(), want, rtol=2e-4, atol=1e-7)
+    assert_shares_near(got, want, model.identity.config, length)
 
 
 @pytest.mark.parametrize("length", [2047, 2049])
@@ -175,7 +180,8 @@ def test_scores_equal_the_definition(tmp_path, query_heads, kv_heads, length, ch
 def test_the_papers_chunk_with_a_last_one_of_one_token(tiny, tiny_folder, length, method, kind):
     context = context_of(tiny, length)
     got = method.score(tiny, context, lambda tokens: None)
-    torch.testing.assert_close(got.double(), scores64(tiny_folder, tiny, context, 2048, kind), rtol=5e-4, atol=1e-6)
+    want = scores64(tiny_folder, tiny, context, 2048, kind)
+    assert_shares_near(got, want, tiny.identity.config, length)
 
 
 def test_scoring_leaves_the_cache_alone_and_is_deterministic(tiny):
