@@ -45,6 +45,8 @@ def linear(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 @cache
 def fast_bfloat16() -> bool:
-    """Whether this CPU has instructions that multiply bfloat16."""
+    """Whether this CPU has instructions that multiply bfloat16, and oneDNN, which torch leaves it to, may use them."""
+    if not torch.backends.mkldnn.is_available() or not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return False
     probes = (getattr(torch.cpu, f"_is_{name}_supported", None) for name in ("avx512_bf16", "amx_tile"))
     return any(probe() for probe in probes if probe is not None)

@@ -17,6 +17,7 @@ import numba
 import torch
 from numba.core.caching import CompileResultCacheImpl, FunctionCache
 from numba.core.errors import NumbaError
+from numba.core.registry import cpu_target
 
 from kvz.models.cache_folder import optional_cache_folder
 
@@ -42,8 +43,8 @@ def compiled(function: Function) -> Kernel:
 class Kernel:
     """A function that is compiled when it is first called.
 
-    Its machine code is kept in kvz's cache folder, apart for each state of the sources in this folder; without a place
-    for it, it is compiled every time.
+    Its machine code is kept in kvz's cache folder, apart for each processor and each state of the sources in this
+    folder; without a place for it, it is compiled every time.
     """
 
     def __init__(self, function: Function) -> None:
@@ -174,14 +175,18 @@ def _drop_old(folder: Path) -> None:
 
 
 def kept_folder() -> Path | None:
-    """Where machine code is kept; None where there is no cache folder."""
+    """Where machine code is kept; None where there is no cache folder.
+
+    A home folder may be shared by machines, and numba told of another processor: code for one is not to be taken for,
+    nor overwritten by, that for another.
+    """
     folder = optional_cache_folder()
-    return None if folder is None else folder / "kernels" / _sources()
+    return None if folder is None else folder / "kernels" / _made_from()
 
 
-def _sources() -> str:
-    """A digest of the files that kernels are made from."""
-    digest = hashlib.sha256()
+def _made_from() -> str:
+    """A digest of the processor that kernels are compiled for, and of the files that they are made from."""
+    digest = hashlib.sha256(repr(cpu_target.target_context.codegen().magic_tuple()).encode())
     for path in sorted(Path(__file__).parent.glob("*.py")):
         with suppress(OSError):
             digest.update(path.read_bytes())

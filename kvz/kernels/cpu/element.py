@@ -41,13 +41,38 @@ def widen(context: Any, value: Any) -> Any:
         return builder.bitcast(high, ir.FloatType())
 
     def from_float16(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.fpext(builder.bitcast(arguments[0], ir.HalfType()), ir.FloatType())
+        if _has_half(context):
+            return builder.fpext(builder.bitcast(arguments[0], ir.HalfType()), ir.FloatType())
+        return _half_by_integers(builder, builder.zext(arguments[0], _INT))
 
     def same(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return arguments[0]
 
     made = {types.uint16: from_bfloat16, types.int16: from_float16, types.float32: same}
     return types.float32(value), made[value]
+
+
+def _has_half(context: Any) -> bool:
+    """Whether the processor widens float16 itself. LLVM calls a function that is not there for x86 without F16C, and
+    ends the process."""
+    triple, _, features = context.codegen().magic_tuple()
+    return not triple.startswith(("x86", "i")) or "+f16c" in features
+
+
+def _half_by_integers(builder: Any, half: Any) -> Any:
+    """Exponent and fraction moved to their place, and the exponent's bias set right by a product; an infinity, and what
+    is no number, by setting every bit of the exponent."""
+
+    def constant(value: int) -> Any:
+        return ir.Constant(_INT, value)
+
+    sign = builder.shl(builder.and_(half, constant(0x8000)), constant(16))
+    moved = builder.shl(builder.and_(half, constant(0x7FFF)), constant(13))
+    to_the_112th = builder.bitcast(constant(0x77800000), ir.FloatType())
+    finite = builder.bitcast(builder.fmul(builder.bitcast(moved, ir.FloatType()), to_the_112th), _INT)
+    no_number = builder.or_(moved, constant(0x7F800000))
+    is_finite = builder.icmp_unsigned("<", moved, constant(0x7C00 << 13))
+    return builder.bitcast(builder.or_(sign, builder.select(is_finite, finite, no_number)), ir.FloatType())
 
 
 @intrinsic  # type: ignore[untyped-decorator]
