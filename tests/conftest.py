@@ -17,6 +17,7 @@ if not torch.cuda.is_available():  # Triton reads it when it is imported
 
 from kvz.errors import ModelError
 from kvz.models.language_model import LanguageModel, load_model
+from tests.skips import SkipCheck
 from tests.tiny import make_model_folder
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -25,6 +26,10 @@ TEXT = (
     "On Tuesdays the ferry to Skarholm leaves at noon; tickets cost four crowns. "
     "The spare key hangs behind the clock.\n"
 )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(SkipCheck())
 
 
 @pytest.fixture(scope="session")
@@ -40,7 +45,7 @@ def tiny(tiny_folder: Path) -> LanguageModel:
 
 @pytest.fixture(scope="session")
 def embedded() -> LanguageModel:
-    """The embedded model in float32; the test is skipped where it cannot be fetched."""
+    """The embedded model in float32; where it cannot be fetched, the test is skipped and the run fails."""
     try:
         return load_model(device="cpu", dtype="float32")
     except ModelError as error:
