@@ -24,6 +24,7 @@ from kvz.errors import ArchiveMismatch, ModelError
 from kvz.models.language_model import LanguageModel, load_model
 from tests.conftest import TEXT
 from tests.gguf_files import write_gguf
+from tests.near import NETWORK, assert_near, forward_terms
 from tests.tiny import make_model_folder
 
 IDS = torch.randint(3, 250, (90,), generator=torch.Generator().manual_seed(3))
@@ -153,7 +154,7 @@ def test_logits_are_those_of_transformers_model(tmp_path, name):
     for parameter in network.parameters():
         parameter.data = parameter.bfloat16().float()  # as they are kept
     want = network(IDS[None]).logits[0]
-    torch.testing.assert_close(last_logits(model), want, atol=2e-4, rtol=1e-4)
+    assert_near(last_logits(model), want, forward_terms(network.config, len(IDS)), size=NETWORK)
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
