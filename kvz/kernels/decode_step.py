@@ -18,14 +18,23 @@ if TYPE_CHECKING:
     from kvz.kernels.cpu.plane_step import PlaneStep
     from kvz.kernels.cpu.ragged_step import RaggedStep
 
-__all__ = ["chosen_step", "compiles", "is_to_be_compiled", "plane_scores", "plane_step", "ragged_step"]
+__all__ = [
+    "MOST_DENSE_ROWS",
+    "chosen_step",
+    "compiles",
+    "is_to_be_compiled",
+    "plane_scores",
+    "plane_step",
+    "ragged_step",
+]
 
 _LEAST_SHARE = 256  # pairs: with fewer, a second thread costs more than it saves
 _MOST_SHARES = 32
 _DENSE = "dense"
 _KERNELS = {_DENSE: "ragged_step", "lowbit": "plane_step", "sparq": None}
 """The kernel of a policy's steps, by the name of its file, None without one; of all others it is `chosen_step`."""
-_MOST_DENSE_ROWS = 24  # of a head's queries: `DenseReader` takes plain torch for more
+MOST_DENSE_ROWS = 64
+"""Query rows of a head that a dense step takes: above it, products of matrices are faster."""
 _DTYPES = {torch.bfloat16: "uint16", torch.float16: "int16", torch.float32: "float32"}
 """What kernels take, and the element type that they know it by."""
 
@@ -78,7 +87,7 @@ def is_to_be_compiled(device: torch.device, policy: str, dtype: torch.dtype, gro
     policy reads densely may need a kernel more.
     """
     kernel = _KERNELS.get(policy, "chosen_step")
-    if kernel is None or (policy == _DENSE and group > _MOST_DENSE_ROWS):
+    if kernel is None or (policy == _DENSE and group > MOST_DENSE_ROWS):
         return False
     if device.type != "cpu" or dtype not in _DTYPES or not _has_numba():
         return False

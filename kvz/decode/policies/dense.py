@@ -9,7 +9,7 @@ from torch import Tensor
 from kvz.cache.ragged import RaggedCache
 from kvz.decode.beside import Beside, Part
 from kvz.decode.policies.traffic import Traffic, whole
-from kvz.kernels.decode_step import ragged_step
+from kvz.kernels.decode_step import MOST_DENSE_ROWS, ragged_step
 from kvz.kernels.ragged_attention import (
     MOST_SPLIT_ROWS,
     RaggedPlan,
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from kvz.kernels.cpu.ragged_step import RaggedStep
 
 __all__ = ["ArchiveReader", "DenseReader"]
-
-_MOST_STEP_ROWS = 64  # query rows of a head: above it, products of matrices are faster
 
 
 class ArchiveReader(Protocol):
@@ -54,7 +52,7 @@ class DenseReader:
     def attend(self, layer: int, query: Tensor, scale: float, beside: Beside) -> Tensor:
         """Attention over all pairs of a layer."""
         heads, group, n, dim = query.shape
-        if beside.tails is not None and group * n <= _MOST_STEP_ROWS and (step := self._step(layer)):
+        if beside.tails is not None and group * n <= MOST_DENSE_ROWS and (step := self._step(layer)):
             out = step.attend(query.transpose(1, 2), scale, beside.tails)
             return out.transpose(1, 2).reshape(heads, -1, dim)
         flat = query.reshape(heads, -1, dim)

@@ -22,7 +22,6 @@ from kvz.cache.bit_planes import plane_layer
 from kvz.cache.ragged import RaggedLayer
 from kvz.compression import compress
 from kvz.config import Decoding
-from kvz.decode.policies.dense import _MOST_STEP_ROWS
 from kvz.kernels import decode_step
 from kvz.kernels.cpu import chosen_step, plane_step, ragged_step
 from kvz.kernels.cpu import compile as compiling
@@ -390,9 +389,9 @@ def test_it_is_known_whether_a_kernel_has_to_be_compiled(monkeypatch: pytest.Mon
 
     assert all(to_be_compiled(policy) for policy in ("dense", "lowbit", "hsa", "quest"))
     assert not to_be_compiled("sparq")  # has no kernel
-    assert to_be_compiled("dense", group=_MOST_STEP_ROWS)
-    assert not to_be_compiled("dense", group=_MOST_STEP_ROWS + 1)
-    assert to_be_compiled("lowbit", group=_MOST_STEP_ROWS + 1)
+    assert to_be_compiled("dense", group=decode_step.MOST_DENSE_ROWS)
+    assert not to_be_compiled("dense", group=decode_step.MOST_DENSE_ROWS + 1)
+    assert to_be_compiled("lowbit", group=decode_step.MOST_DENSE_ROWS + 1)
     assert not to_be_compiled("dense", torch.float64)
     script = (
         "from kvz.kernels.cpu.ragged_step import RaggedStep\n"
