@@ -141,9 +141,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def last_logits(model: LanguageModel) -> Tensor:
+def logits_of(model: LanguageModel) -> Tensor:
     cache = FullCache(model.geometry.shapes, len(IDS), model.dtype, model.device)
-    return model.last_logits(IDS, 0, cache, len(IDS))
+    return model.logits(IDS, 0, cache)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -153,8 +153,8 @@ def test_logits_are_those_of_transformers_model(tmp_path, name):
     network = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     for parameter in network.parameters():
         parameter.data = parameter.bfloat16().float()  # as they are kept
-    want = network(IDS[None]).logits[0]
-    assert_near(last_logits(model), want, forward_terms(network.config, len(IDS)), size=NETWORK)
+    want = network(IDS[None]).logits[0, -1]
+    assert_near(logits_of(model), want, forward_terms(network.config, len(IDS)), size=NETWORK)
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
@@ -229,7 +229,7 @@ def test_keys_that_change_nothing_are_none(tmp_path, family, keys):
     plain = load_model(str(write_gguf(tmp_path / "plain.gguf", family, folder)), "cpu", "float32")
     more = load_model(str(write_gguf(tmp_path / "more.gguf", family, folder, keys)), "cpu", "float32")
     assert more.identity.fingerprints == plain.identity.fingerprints
-    assert torch.equal(last_logits(more), last_logits(plain))
+    assert torch.equal(logits_of(more), logits_of(plain))
 
 
 def test_a_base_that_is_not_there_is_taken_as_10000_and_said(tmp_path):
