@@ -21,29 +21,9 @@ def upload(cache: RaggedCache, device: torch.device) -> RaggedCache:
         return cache.to(device)
     with torch.cuda.device(device):
         uploader = Uploader(device)
-        layers = tuple(_moved(layer, uploader) for layer in cache.layers)
+        layers = tuple(uploader.copy_layer(layer) for layer in cache.layers)
         uploader.wait()
     return RaggedCache(layers, cache.logical_length)
-
-
-def _moved(layer: RaggedLayer, uploader: Uploader) -> RaggedLayer:
-    return RaggedLayer(
-        uploader.copy(layer.keys),
-        uploader.copy(layer.values),
-        uploader.copy(layer.offsets),
-        uploader.copy(layer.positions),
-        layer.window,
-        _moved_index(layer.planes, uploader),
-        _moved_index(layer.pages, uploader),
-    )
-
-
-def _moved_index(index: Any, uploader: Uploader) -> Any:
-    """An index with all its tensors moved."""
-    if index is None:
-        return None
-    held = {field.name: getattr(index, field.name) for field in fields(index)}
-    return replace(index, **{name: uploader.copy(t) for name, t in held.items() if isinstance(t, Tensor)})
 
 
 class Uploader:
@@ -69,6 +49,25 @@ class Uploader:
             into[start : start + len(part)].copy_(stage, non_blocking=True)
             self._mark()
         return target
+
+    def copy_layer(self, layer: RaggedLayer) -> RaggedLayer:
+        """The same layer, its pairs and indexes on the device."""
+        return RaggedLayer(
+            self.copy(layer.keys),
+            self.copy(layer.values),
+            self.copy(layer.offsets),
+            self.copy(layer.positions),
+            layer.window,
+            self._copy_index(layer.planes),
+            self._copy_index(layer.pages),
+        )
+
+    def _copy_index(self, index: Any) -> Any:
+        """An index with all its tensors on the device."""
+        if index is None:
+            return None
+        held = {field.name: getattr(index, field.name) for field in fields(index)}
+        return replace(index, **{name: self.copy(t) for name, t in held.items() if isinstance(t, Tensor)})
 
     def wait(self) -> None:
         """Until everything is there."""

@@ -49,6 +49,9 @@ class Session:
         self._check_archive = check_archive
         self.seam = seam
         self.prefix = prefix
+        self.graphs = model.device.type == "cuda"
+        """Whether answers come from a recorded step, where their policy has one; elsewhere than on a GPU, it gains
+        nothing."""
         self.reading = self.read(decoding or Decoding())
         # What questions leave for later ones, to be taken out in one step: threads may ask at once.
         self._engines: deque[Engine] = deque(maxlen=1)
@@ -121,7 +124,7 @@ class Session:
     def _answers(
         self, questions: Iterator[str], size: int, max_new_tokens: int, sampling: Sampling | None, reading: Reading
     ) -> Iterator[Answer | QuestionError]:
-        engine, numbers = Engine(self.model, size), count()
+        engine, numbers = Engine(self.model, size, self.graphs), count()
         done: dict[int, Answer | QuestionError] = {}
         order: dict[Sequence, int] = {}
         following, more = 0, True
@@ -145,7 +148,7 @@ class Session:
 
     def check_archive(self) -> None:
         """Raise ArchiveError if the archive is mapped from a file that was changed in place."""
-        if not self._on_gpu():
+        if self.model.device.type != "cuda":
             self._check_archive()
 
     def ids_of(self, question: str) -> list[int]:
@@ -174,10 +177,10 @@ class Session:
 
     def answer(self, sequence: Sequence) -> Answer:
         """Run a sequence to its end. What an exception interrupts, a KeyboardInterrupt among them, stops there."""
-        if self._on_gpu() and sequence.reading.steps is not None:
+        if self.graphs and sequence.reading.steps is not None:
             self._answer_by_steps(sequence)
         else:
-            engine = _taken(self._engines) or Engine(self.model)
+            engine = _taken(self._engines) or Engine(self.model, graphs=False)
             try:
                 engine.add(sequence)
                 for _ in engine.run():
@@ -196,9 +199,6 @@ class Session:
         decoder = decoder or StepDecoder(self.model, *wanted)
         decoder.answer(sequence, None if sequence.owns_tail else sequence.tail)
         self._decoders.append((wanted, decoder))
-
-    def _on_gpu(self) -> bool:
-        return self.model.device.type == "cuda"
 
     def _finished(self, sequence: Sequence) -> Answer:
         if sequence.error is not None:

@@ -8,7 +8,7 @@ import torch
 from kvz.cache.bit_planes import plane_layer
 from kvz.cache.pages import page_layer
 from kvz.cache.ragged import RaggedCache, RaggedLayer
-from kvz.cache.upload import Uploader, _moved, upload
+from kvz.cache.upload import Uploader, upload
 
 CPU = torch.device("cpu")
 
@@ -32,7 +32,7 @@ def test_a_layer_with_its_indexes() -> None:
     layer = RaggedLayer(
         keys, values, layer.offsets, layer.positions, None, plane_layer(layer, 2), page_layer(layer, 2, 4)
     )
-    moved = _moved(layer, Uploader(CPU, stage_bytes=64))
+    moved = Uploader(CPU, stage_bytes=64).copy_layer(layer)
     assert layer.planes is not None
     assert moved.planes is not None
     assert layer.pages is not None

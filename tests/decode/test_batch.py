@@ -78,13 +78,11 @@ def test_long_questions_are_read_in_passes_of_their_own(archive: Archive, tiny: 
     assert together(session, asked, 2, 8) == [session.ask(question, 8).ids for question in asked]
 
 
-@pytest.mark.parametrize("on_gpu", [False, True])
-def test_sampling_with_a_seed_is_the_same_in_any_company(
-    archive: Archive, tiny: LanguageModel, monkeypatch: pytest.MonkeyPatch, on_gpu: bool
-) -> None:
-    """On a GPU, too, where answers without a seed go by steps, and draw on the device."""
-    monkeypatch.setattr(Session, "_on_gpu", lambda session: on_gpu)
-    session = archive.session(tiny)
+@pytest.mark.parametrize("graphs", [False, True])
+def test_sampling_with_a_seed_is_the_same_in_any_company(archive: Archive, tiny: LanguageModel, graphs: bool) -> None:
+    """Also from a recorded step, which draws on the device."""
+    session = archive.session(tiny, Decoding())
+    session.graphs = graphs
     sampling = Sampling(1.5, seed=4)
     alone = [session.ask(question, 12, sampling).ids for question in QUESTIONS[:5]]
     assert [Conversation(session).ask(question, 12, sampling).ids for question in QUESTIONS[:5]] == alone

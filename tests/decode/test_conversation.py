@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import transformers
 
-from kvz.archive import seam_of
+from kvz.archive import Archive, seam_of
 from kvz.compression import compress
 from kvz.config import Decoding
-from kvz.decode.attend import PassAttention
 from kvz.decode.conversation import Conversation
-from kvz.decode.sampling import Sampler
 from kvz.decode.session import Session
 from kvz.errors import QuestionError
-from kvz.models.decoder import Decoder
+from kvz.models.decoder import Attend, Decoder
 from kvz.models.language_model import LanguageModel, load_model
 from tests.conftest import TEXT
 from tests.tiny import MAX_POSITIONS, make_model_folder
@@ -37,11 +35,14 @@ TURNS = [
 ]
 
 
-@pytest.fixture(params=["plain", "steps"], autouse=True)
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every test twice: as on a CPU, and by steps that do not wait for the host, as on a GPU."""
-    if request.param == "steps":
-        monkeypatch.setattr(Session, "_on_gpu", lambda session: True)
+pytestmark = pytest.mark.parametrize("graphs", [False, True], ids=["plain", "steps"])
+"""Every test twice: as on a CPU, and by steps that do not wait for the host, as on a GPU."""
+
+
+def opened(archive: Archive, model: LanguageModel, graphs: bool, budget: int | None = None) -> Session:
+    session = archive.session(model, Decoding(budget=budget))
+    session.graphs = graphs
+    return session
 
 
 class FullConversation:
@@ -84,10 +85,10 @@ class FullConversation:
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3"])
-def test_ten_turns_equal_transformers_token_for_token(tmp_path: Path, family: str) -> None:
+def test_ten_turns_equal_transformers_token_for_token(tmp_path: Path, family: str, graphs: bool) -> None:
     model = load_model(str(make_model_folder(tmp_path, family)), "cpu", "float32")
     archive = compress(TEXT, model, ratio=1.0)
-    talk = Conversation(archive.session(model, Decoding("dense")))
+    talk = Conversation(opened(archive, model, graphs))
     reference = FullConversation(model, seam_of(archive.manifest).stop_ids)
     for number, question in enumerate(TURNS, 1):
         answer = talk.ask(question, 12)
@@ -101,9 +102,9 @@ def test_ten_turns_equal_transformers_token_for_token(tmp_path: Path, family: st
     assert 0 < talk.history < first
 
 
-def test_an_interrupted_answer_counts_as_far_as_it_was_said(tiny: LanguageModel) -> None:
+def test_an_interrupted_answer_counts_as_far_as_it_was_said(tiny: LanguageModel, graphs: bool) -> None:
     archive = compress(TEXT, tiny, ratio=1.0)
-    talk = Conversation(archive.session(tiny))
+    talk = Conversation(opened(archive, tiny, graphs))
     reference = FullConversation(tiny, seam_of(archive.manifest).stop_ids)
     reference.ask("Where?", 12)
     pieces = 0
@@ -121,9 +122,11 @@ def test_an_interrupted_answer_counts_as_far_as_it_was_said(tiny: LanguageModel)
 
 
 @pytest.mark.parametrize("budget", [None, 40])
-def test_an_interrupted_answer_leaves_what_one_of_that_length_does(tiny: LanguageModel, budget: int | None) -> None:
+def test_an_interrupted_answer_leaves_what_one_of_that_length_does(
+    tiny: LanguageModel, budget: int | None, graphs: bool
+) -> None:
     archive = compress(TEXT * 2, tiny, ratio=0.6)
-    talk, other = (Conversation(archive.session(tiny, Decoding(budget=budget))) for _ in range(2))
+    talk, other = (Conversation(opened(archive, tiny, graphs, budget)) for _ in range(2))
     said = other.ask("Where?", 4).ids
     pieces = iter(range(4))
 
@@ -138,61 +141,71 @@ def test_an_interrupted_answer_leaves_what_one_of_that_length_does(tiny: Languag
     assert talk.ask("Why?", 12).ids == other.ask("Why?", 12).ids
 
 
-class Moment:
-    """Where an answer is interrupted before any of it was said: at a pass of the question, or at its first token."""
+class Interrupted:
+    """A model's decoder that is interrupted once, at a moment of a question's pass that follows so many others: before,
+    inside or after it, or after its logits."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._patch = monkeypatch
+    def __init__(self, decoder: Decoder) -> None:
+        self.moments: list[tuple[int, str]] = []
+        self._decoder = decoder
 
-    def first_pass(self) -> None:
-        self._break(Decoder, "logits", at=1)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._decoder, name)
 
-    def second_pass(self) -> None:
-        self._break(Decoder, "logits", at=2)
+    def forward(self, ids: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
+        self._interrupt("before")
+        hidden = self._decoder.forward(ids, positions, self._inside(attend))
+        self._interrupt("after")
+        return hidden
 
-    def inside_a_pass(self) -> None:
-        """When some layers' pairs of the question are in the tail and others are not."""
-        self._break(PassAttention, "__call__", at=2)
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        logits = self._decoder.logits(hidden)
+        self._interrupt("logits")
+        self.moments = [(follows - 1, moment) for follows, moment in self.moments]
+        return logits
 
-    def first_token(self) -> None:
-        self._break(Sampler, "choose", at=1)
+    def _interrupt(self, moment: str) -> None:
+        if (0, moment) in self.moments:
+            self.moments.clear()
+            raise KeyboardInterrupt
 
-    def _break(self, owner: type, name: str, at: int) -> None:
-        whole, calls = getattr(owner, name), 0
+    def _inside(self, attend: Attend) -> Attend:
+        """When the first layer's pairs are in the tail and the others' are not."""
 
-        def broken(*arguments: object, **options: object) -> object:
-            nonlocal calls
-            calls += 1
-            if calls == at:
-                raise KeyboardInterrupt
-            return whole(*arguments, **options)
+        def breaking(layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+            if layer:
+                self._interrupt("inside")
+            return attend(layer, query, key, value)
 
-        self._patch.setattr(owner, name, broken)
+        return breaking
 
 
-@pytest.mark.parametrize("moment", [Moment.first_pass, Moment.second_pass, Moment.inside_a_pass, Moment.first_token])
+@pytest.mark.parametrize(
+    "moment", [(0, "before"), (1, "before"), (0, "inside"), (1, "inside"), (1, "after"), (1, "logits")]
+)
 @pytest.mark.parametrize("turns", [0, 2])
 def test_a_question_that_is_interrupted_before_its_answer_is_taken_back(
-    tiny: LanguageModel, monkeypatch: pytest.MonkeyPatch, moment: Callable[[Moment], None], turns: int
+    tiny: LanguageModel, moment: tuple[int, str], turns: int, graphs: bool
 ) -> None:
     archive = compress(TEXT, tiny, ratio=0.5)
-    talk, other = (Conversation(archive.session(tiny)) for _ in range(2))
+    decoder = Interrupted(tiny.decoder)
+    model = replace(tiny, decoder=decoder)
+    talk, other = (Conversation(opened(archive, made, graphs)) for made in (model, tiny))
     for question in TURNS[:turns]:
         assert talk.ask(question, 5).ids == other.ask(question, 5).ids
     pieces: list[str] = []
-    with monkeypatch.context() as patched:
-        moment(Moment(patched))
-        with pytest.raises(KeyboardInterrupt):
-            talk.ask("Where? " * 160, 5, stream=pieces.append)  # two passes
+    decoder.moments.append(moment)
+    with pytest.raises(KeyboardInterrupt):
+        talk.ask("Where? " * 160, 5, stream=pieces.append)  # two passes
     assert pieces == []
     assert (talk.turns, talk.history) == (turns, other.history)
     assert talk.ask("Who?", 20).ids == other.ask("Who?", 20).ids
     assert (talk.turns, talk.history) == (turns + 1, other.history)
 
 
-def test_an_answer_that_is_interrupted_at_its_first_piece_is_a_turn(tiny: LanguageModel) -> None:
+def test_an_answer_that_is_interrupted_at_its_first_piece_is_a_turn(tiny: LanguageModel, graphs: bool) -> None:
     archive = compress(TEXT, tiny, ratio=1.0)
-    talk = Conversation(archive.session(tiny))
+    talk = Conversation(opened(archive, tiny, graphs))
     reference = FullConversation(tiny, seam_of(archive.manifest).stop_ids)
     reference.ask("Where?", 12)
 
@@ -206,9 +219,9 @@ def test_an_answer_that_is_interrupted_at_its_first_piece_is_a_turn(tiny: Langua
     assert list(talk.ask("Why?", 12).ids) == reference.ask("Why?", 12)
 
 
-def test_a_turn_that_cannot_be_asked_changes_nothing(tiny: LanguageModel) -> None:
+def test_a_turn_that_cannot_be_asked_changes_nothing(tiny: LanguageModel, graphs: bool) -> None:
     archive = compress(TEXT, tiny, ratio=0.5)
-    talk, other = (Conversation(archive.session(tiny)) for _ in range(2))
+    talk, other = (Conversation(opened(archive, tiny, graphs)) for _ in range(2))
     for conversation in (talk, other):
         conversation.ask("Where is the key?", 5)
     with pytest.raises(QuestionError, match="empty"):
@@ -221,9 +234,11 @@ def test_a_turn_that_cannot_be_asked_changes_nothing(tiny: LanguageModel) -> Non
     assert talk.ask("Who?", 20).ids == other.ask("Who?", 20).ids
 
 
-def test_a_long_conversation_grows_its_tail_and_sparse_reading_may_change_on_the_way(tiny: LanguageModel) -> None:
+def test_a_long_conversation_grows_its_tail_and_sparse_reading_may_change_on_the_way(
+    tiny: LanguageModel, graphs: bool
+) -> None:
     archive = compress(TEXT * 3, tiny, ratio=0.6)
-    talk = Conversation(archive.session(tiny))
+    talk = Conversation(opened(archive, tiny, graphs))
     for budget in (None, 64, None):
         talk.read(Decoding(budget=budget))
         answer = talk.ask("word " * 60, 40)
@@ -232,10 +247,10 @@ def test_a_long_conversation_grows_its_tail_and_sparse_reading_may_change_on_the
     assert archive.ask("Where?", 8).ids == compress(TEXT * 3, tiny, ratio=0.6).ask("Where?", 8).ids
 
 
-def test_without_a_chat_template_turns_follow_as_questions_and_answers(tmp_path: Path) -> None:
+def test_without_a_chat_template_turns_follow_as_questions_and_answers(tmp_path: Path, graphs: bool) -> None:
     model = load_model(str(make_model_folder(tmp_path, template=None)), "cpu", "float32")
     archive = compress(TEXT, model, ratio=1.0)
-    talk = Conversation(archive.session(model))
+    talk = Conversation(opened(archive, model, graphs))
     first = talk.ask("Where?", 6)
     second = talk.ask("Why?", 6)
     encode = model.tokenizer.encode_plain
@@ -250,11 +265,11 @@ def test_without_a_chat_template_turns_follow_as_questions_and_answers(tmp_path:
     assert out[0, len(ids) :][: second.new_tokens].tolist() == list(second.ids)
 
 
-def test_a_stop_text_is_not_part_of_the_history(tmp_path: Path) -> None:
+def test_a_stop_text_is_not_part_of_the_history(tmp_path: Path, graphs: bool) -> None:
     """What ends the answer is cut from what later turns see, as it is from what is shown."""
     model = load_model(str(make_model_folder(tmp_path, template=None)), "cpu", "float32")
     archive = compress(TEXT, model, ratio=1.0)
-    session = archive.session(model)
+    session = opened(archive, model, graphs)
     whole = session.ask("Where?", 12)
     text = model.tokenizer.decode(whole.ids)
     stop = next(c for c in text[2:] if c not in ("\ufffd", *text[:2]))
@@ -275,9 +290,9 @@ def test_a_stop_text_is_not_part_of_the_history(tmp_path: Path) -> None:
     assert out[: len(second)] == second
 
 
-def test_an_answer_that_ends_at_once_is_a_turn(tiny: LanguageModel) -> None:
+def test_an_answer_that_ends_at_once_is_a_turn(tiny: LanguageModel, graphs: bool) -> None:
     archive = compress(TEXT, tiny, ratio=1.0)
-    session = archive.session(tiny)
+    session = opened(archive, tiny, graphs)
     first = session.ask("Where?", 1).ids[0]
     session.seam = replace(session.seam, stop_ids=(first,))
     talk = Conversation(session)

@@ -21,11 +21,17 @@ _LEAST_CAPACITY = 256  # tokens: tails are of this or of twice, four times ... a
 class StepDecoder:
     """Answers one question at a time; a graph serves all questions whose tails fit into it."""
 
-    def __init__(self, model: LanguageModel, reading: Reading, sampling: Sampling | None = None) -> None:
-        """`reading` must have `steps`. The seed of `sampling` is of no matter here: each sequence has its own."""
+    def __init__(
+        self, model: LanguageModel, reading: Reading, sampling: Sampling | None = None, late: int | None = None
+    ) -> None:
+        """`reading` must have `steps`. The seed of `sampling` is of no matter here: each sequence has its own.
+
+        Tokens arrive `late` steps later, as `StepGraph` has it.
+        """
         self._model = model
         self._reading = reading
         self._sampling = sampling or Sampling()
+        self._late = late
         self._graph: StepGraph | None = None
 
     def answer(self, sequence: Sequence, history: Tail | None = None) -> None:
@@ -88,4 +94,4 @@ class StepDecoder:
         group = geometry.query_heads // geometry.shapes[0].kv_heads
         assert reading.steps is not None
         reader = reading.steps(StepRoom(1, group, capacity, model.dtype))
-        return StepGraph(model, reading.cache, reader, state, self._sampling)
+        return StepGraph(model, reading.cache, reader, state, self._sampling, self._late)

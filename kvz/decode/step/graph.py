@@ -43,16 +43,25 @@ class StepGraph:
     """Steps of B questions over one archive: each feeds the last tokens and chooses the next ones, on the device."""
 
     def __init__(
-        self, model: Stepping, cache: RaggedCache, reader: StepReader, state: StepState, sampling: Sampling
+        self,
+        model: Stepping,
+        cache: RaggedCache,
+        reader: StepReader,
+        state: StepState,
+        sampling: Sampling,
+        late: int | None = None,
     ) -> None:
-        """On a GPU the step is recorded here, which runs it a few times: before any question is in the state."""
+        """On a GPU the step is recorded here, which runs it a few times: before any question is in the state.
+
+        Tokens arrive `late` steps later, `LATE` at most: by default `LATE` on a GPU, at once elsewhere.
+        """
         self.state = state
         self._model = model
         self._store = StepStore(cache, state, reader)
         self._sampling = sampling
         self._sent: deque[tuple[Tensor, torch.cuda.Event | None]] = deque()
         self._on_gpu = model.device.type == "cuda"
-        self._late = LATE if self._on_gpu else 0
+        self._late = late if late is not None else LATE if self._on_gpu else 0
         self._host = [torch.zeros(state.batch, dtype=torch.int64, pin_memory=self._on_gpu) for _ in range(LATE + 1)]
         self._count = 0
         self._graph: torch.cuda.CUDAGraph | None = None
@@ -68,7 +77,7 @@ class StepGraph:
         self.state.begin(ids, lengths, start, seeds, numbers)
 
     def step(self) -> list[int] | None:
-        """One step. Returns the tokens `[B]` of `LATE` steps before on a GPU, of this one elsewhere; None at first.
+        """One step. Returns the tokens `[B]` of as many steps before as they are late; None at first.
 
         NOT_A_NUMBER stands for a token whose logits were NaN.
         """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -17,13 +17,12 @@ from kvz.decode.engine import Engine
 from kvz.decode.sampling import NOT_A_NUMBER, choose_rows
 from kvz.decode.sequence import Answer
 from kvz.decode.session import Session
-from kvz.decode.step import decoder as decoder_module
-from kvz.decode.step import graph as graph_module
 from kvz.decode.step.decoder import StepDecoder
 from kvz.decode.step.graph import LATE, StepGraph
 from kvz.decode.step.reader import StepRoom
 from kvz.decode.step.state import StepState
 from kvz.errors import DecodeError
+from kvz.models.attention import PairStore
 from kvz.models.language_model import LanguageModel, load_model
 from tests.conftest import TEXT
 from tests.decode.ragged import feed
@@ -47,8 +46,10 @@ def archive(model: LanguageModel) -> Archive:
 DECODINGS = [Decoding("dense"), Decoding("lowbit", 40), Decoding("hsa", 40)]
 
 
-def stepped(session: Session, question: str, new: int, sampling: Sampling | None = None) -> tuple[int, ...]:
-    return by_steps(StepDecoder(session.model, session.reading, sampling), session, question, new, sampling).ids
+def stepped(
+    session: Session, question: str, new: int, sampling: Sampling | None = None, late: int | None = None
+) -> tuple[int, ...]:
+    return by_steps(StepDecoder(session.model, session.reading, sampling, late), session, question, new, sampling).ids
 
 
 def by_steps(
@@ -59,28 +60,16 @@ def by_steps(
     return sequence.finished(session.archive_nbytes)
 
 
-class LateGraph(StepGraph):
-    """Tokens arrive as late as on a GPU, and steps run after the end of an answer."""
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self._late = LATE
-
-
-@pytest.mark.parametrize("graph", [StepGraph, LateGraph])
+@pytest.mark.parametrize("late", [0, LATE])
 @pytest.mark.parametrize("decoding", DECODINGS, ids=lambda d: d.policy)
 def test_answers_are_those_of_the_plain_way(
-    archive: Archive,
-    model: LanguageModel,
-    decoding: Decoding,
-    graph: type[StepGraph],
-    monkeypatch: pytest.MonkeyPatch,
+    archive: Archive, model: LanguageModel, decoding: Decoding, late: int
 ) -> None:
-    monkeypatch.setattr(decoder_module, "StepGraph", graph)
+    """Also where tokens arrive as late as on a GPU, and steps run after the end of an answer."""
     session = archive.session(model, decoding)
     assert session.policy == decoding.policy
     for question in QUESTIONS:
-        assert stepped(session, question, 30) == session.ask(question, 30).ids
+        assert stepped(session, question, 30, late=late) == session.ask(question, 30).ids
 
 
 def test_one_decoder_answers_question_after_question(archive: Archive, model: LanguageModel) -> None:
@@ -157,14 +146,19 @@ def test_the_log_sees_what_waits() -> None:
     assert {name for name, _ in log.seen} & WAITING == {"_local_scalar_dense", "nonzero"}
 
 
-def test_logits_that_are_no_numbers_end_an_answer_and_are_not_fed(
-    archive: Archive, model: LanguageModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+class Broken(LanguageModel):
+    """Steps give logits that are no numbers; a question is read as ever."""
+
+    def step(self, ids: torch.Tensor, positions: torch.Tensor, store: PairStore) -> torch.Tensor:
+        return torch.full_like(super().step(ids, positions, store), float("nan"))
+
+
+def test_logits_that_are_no_numbers_end_an_answer_and_are_not_fed(archive: Archive, model: LanguageModel) -> None:
     nan, zeros = torch.full((2, 4), float("nan")), torch.zeros(2, dtype=torch.int64)
     assert choose_rows(nan, Sampling(), zeros, zeros).tolist() == [NOT_A_NUMBER] * 2
-    session = archive.session(model)
+    broken = Broken(**{field.name: getattr(model, field.name) for field in fields(model)})
+    session = archive.session(broken, Decoding())
     graph, _ = graph_of(session, QUESTIONS[:1])
-    monkeypatch.setattr(graph_module, "choose_rows", lambda logits, *_: torch.full((len(logits),), NOT_A_NUMBER))
     assert graph.step() == [NOT_A_NUMBER]
     assert graph.state.ids.tolist() == [0]  # what no embedding has must not reach one
     with pytest.raises(DecodeError, match="NaN"):
@@ -183,21 +177,17 @@ def test_a_failed_answer_leaves_nothing_to_the_next(archive: Archive, model: Lan
     assert by_steps(decoder, session, QUESTIONS[0], 9).ids == session.ask(QUESTIONS[0], 9).ids
 
 
-def test_a_first_token_that_ends_the_answer(
-    archive: Archive, model: LanguageModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    session = archive.session(model)
-    monkeypatch.setattr(session, "seam", replace(session.seam, stop_ids=tuple(range(300))))
+def test_a_first_token_that_ends_the_answer(archive: Archive, model: LanguageModel) -> None:
+    session = archive.session(model, Decoding())
+    session.seam = replace(session.seam, stop_ids=tuple(range(300)))
     got = by_steps(StepDecoder(model, session.reading), session, QUESTIONS[0], 9)
     assert (got.stop, got.ids, got.token_seconds) == ("end", (), None)
 
 
-def test_a_stop_text_ends_an_answer_where_it_does_the_plain_way(
-    archive: Archive, model: LanguageModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    session = archive.session(model)
+def test_a_stop_text_ends_an_answer_where_it_does_the_plain_way(archive: Archive, model: LanguageModel) -> None:
+    session = archive.session(model, Decoding())
     plain = session.ask(QUESTIONS[0], 20)
-    monkeypatch.setattr(session, "seam", replace(session.seam, stop_texts=(plain.text[2:4],)))
+    session.seam = replace(session.seam, stop_texts=(plain.text[2:4],))
     stopped = session.ask(QUESTIONS[0], 20)
     got = by_steps(StepDecoder(model, session.reading), session, QUESTIONS[0], 20)
     assert got.ids == stopped.ids
