@@ -20,7 +20,8 @@ import numpy as np
 import torch
 
 import kvz
-from kvz.decode.sampling import Sampler, Sampling
+from kvz.config import Sampling
+from kvz.decode.sampling import Sampler
 from kvz.decode.session import Session
 from kvz.models.language_model import LanguageModel, load_model
 from tests.format.rewriting import rewrite
