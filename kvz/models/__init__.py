@@ -1,1 +1,1 @@
-"""All that touches transformers: finding and loading models, tokenizers, fingerprints, the attention function."""
+"""Models: found, read from their files, identified, run by one forward pass; their tokenizers and templates."""

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from filelock import FileLock, Timeout
 from platformdirs import user_cache_path
 
 from kvz.errors import ModelError
@@ -83,6 +82,8 @@ def build_once(folder: Path, build: Callable[[Path], None], say: Callable[[str],
 
 @contextmanager
 def _lock(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
+    from filelock import FileLock, Timeout  # it takes 50 ms to import, and most runs build nothing
+
     lock = FileLock(folder.parent / f"{folder.name}.lock")
     try:
         lock.acquire(timeout=_PATIENCE)
