@@ -39,7 +39,12 @@ def excerpt_of(model: LanguageModel, frame: Frame, text: str, truncate: str | No
         begun = _beginning(model.tokenizer, frame, text, room)
         if begun.complete and len(begun.ids) <= room:
             return Excerpt(begun.ids)
-        if truncate is None or limit < 1:
+        if (room if truncate is None else limit) < 1:
+            raise DocumentError(
+                f"the chat template and system text are {around} tokens and leave no room in the model's {positions} "
+                "positions; give a shorter --system, or a model with a longer context"
+            )
+        if truncate is None:
             raise _too_long(begun, positions, around)
         return _cut(model.tokenizer, frame, text, begun, limit, truncate)
     except ModelError as error:

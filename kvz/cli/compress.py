@@ -32,7 +32,7 @@ from kvz.cli.options import DeviceOption, JsonOption, ModelOption, QuietOption
 from kvz.cli.targets import check_output
 from kvz.defaults import METHOD
 from kvz.documents import read_document
-from kvz.errors import OutputError, UsageError
+from kvz.errors import DocumentError, OutputError, UsageError
 from kvz.models.placement import check_placement
 from kvz.models.source import check_model
 from kvz.recipe import make_recipe
@@ -228,7 +228,7 @@ def _target(document: str, output: str | None, as_json: bool) -> Path | None:
         raise UsageError("reading standard input: say where to write with -o OUT.kvz (or -o - for stdout)")
     path = Path(document)
     if not path.name:
-        raise UsageError(f"'{document}' is not a document; give a text file, or - for standard input")
+        raise DocumentError(f"'{document}' is not a document; give a text file, or - for standard input")
     if path.suffix == ".kvz":
         raise UsageError(f"{document} is already named .kvz; name the output with -o")
     return path.with_suffix(".kvz")
