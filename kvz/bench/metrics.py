@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING, Protocol
 
+from kvz.bench.found import stands_in
 from kvz.errors import UsageError
 
 if TYPE_CHECKING:
@@ -61,7 +62,10 @@ class BestOf:
 
 @dataclass(frozen=True)
 class AllFound:
-    """The share of the answers that stand in the prediction, whatever their case (RULER's `string_match_all`)."""
+    """The share of the answers that stand in the prediction, whatever their case.
+
+    RULER's `string_match_all`, but that an answer is whole words and numbers.
+    """
 
     name: str = "all-found"
 
@@ -131,13 +135,13 @@ def token_f1(prediction: str, answer: str) -> float:
 
 
 def found_in(prediction: str, answer: str) -> float:
-    """Whether the answer stands in the prediction, whatever its case (RULER's `string_match_part`)."""
-    return float(answer.lower() in prediction.lower())
+    """Whether the answer stands in the prediction, whatever its case (RULER's `string_match_part`, of whole words)."""
+    return float(stands_in(prediction.lower(), answer.lower()))
 
 
 def found_as_written(prediction: str, answer: str) -> float:
-    """Whether the answer stands in the prediction, in the same case (SCBench's score of look-ups)."""
-    return float(answer in prediction)
+    """Whether the answer stands in the prediction, in the same case (SCBench's score of look-ups, of whole words)."""
+    return float(stands_in(prediction, answer))
 
 
 def rouge_l(prediction: str, answer: str) -> float:

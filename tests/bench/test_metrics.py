@@ -35,6 +35,13 @@ def words_of(text: str) -> list[str]:
     return [word for word in kept.split() if word not in ("a", "an", "the")]
 
 
+def stands_in(prediction: str, answer: str) -> bool:
+    """Whether the answer is in a prediction in Latin letters, and no letter or digit goes on at either end."""
+    text, wanted = f" {prediction.lower()} ", answer.lower()
+    ends = [(i, i + len(wanted)) for i in range(1, len(text)) if text[i:].startswith(wanted)]
+    return any(not text[i - 1 : i + 1].isalnum() and not text[j - 1 : j + 1].isalnum() for i, j in ends)
+
+
 def f1(prediction: str, answer: str) -> float:
     ours, theirs, same = words_of(prediction), words_of(answer), 0
     left = list(theirs)
@@ -85,7 +92,7 @@ def test_scores_are_the_written_ones(name: str):
     [
         ("f1", f1),
         ("exact-match", lambda p, a: float(words_of(p) == words_of(a))),
-        ("any-found", lambda p, a: float(any(p.lower()[i:].startswith(a.lower()) for i in range(len(p) + 1)))),
+        ("any-found", lambda p, a: float(stands_in(p, a))),
     ],
 )
 def test_metrics_of_words(name: str, definition: Callable[[str, str], float]):
@@ -104,9 +111,51 @@ def test_all_found_is_the_share_of_answers():
     draw = Random(3)
     for prediction, _ in texts(3):
         answers = tuple(draw.choices(WORDS, k=4))
-        there = [answer for answer in answers if prediction.lower().find(answer.lower()) >= 0]
+        there = [answer for answer in answers if stands_in(prediction, answer)]
         assert ALL_FOUND.score(prediction, Question("", answers)) == len(there) / 4
     assert ALL_FOUND.score("It is 41 and FORTY.", Question("", ("41", "forty", "42"))) == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize(
+    ("answer", "prediction", "found"),
+    [
+        ("4711", "It is 47117.", False),
+        ("4711", "It is 14711.", False),
+        ("4711", "It is 4711.", True),
+        ("4711", "_4711_, (4711)", True),
+        ("4711", "A4711 or 4711B", False),
+        ("4711", "It is 4,711.", True),
+        ("4711", "It is 4'711.", True),
+        ("4711", "It is 4\u202f711, or 4 711.", True),
+        ("4,711", "It is 4711.", True),
+        ("1234567", "1.234.567 inhabitants", True),
+        ("711", "It is 4,711.", False),
+        ("4711", "It is 4711.5.", False),
+        ("4711", "It is 0.4711.", False),
+        ("18", "It costs $18.00.", True),
+        ("2.5", "It costs 12.5, or 2.55.", False),
+        ("2.50", "It costs 2.50.", True),
+        ("1998", "On 14.03.1998.", True),
+        ("2", "1,2,3", True),
+        ("12", "12%", True),
+        ("-5", "It is -5.", True),
+        ("ship", "The shipment sails", False),
+        ("ship", "The ship's captain", True),
+        ("cafe", "cafe\u0301s", False),
+        ("C++", "In C++.", True),
+        ("кот", "который", False),
+        ("кот", "Это кот.", True),
+        ("東京", "首都は東京です", True),
+        ("4711", "番号は4711です", True),
+        ("서울", "서울은 수도이다", True),
+        ("กรุงเทพ", "ที่กรุงเทพมหานคร", True),
+        ("القاهرة", "والقاهرة", True),
+        ("٤٧١١", "٤٧١١٧", False),
+    ],
+)
+def test_an_answer_is_found_as_words_and_numbers_of_their_own(answer: str, prediction: str, found: bool):
+    for name in ("any-found", "all-found", "found-as-written"):
+        assert METRICS[name].score(prediction, Question("", (answer,))) == found, name
 
 
 def test_count_is_the_share_of_numbers():
