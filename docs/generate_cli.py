@@ -62,7 +62,7 @@ The document is UTF-8 text of at most 256 MiB, in which the line ends CR LF and 
 keeps them, as tokens of their own. PDF, ZIP (docx, epub), gzip, UTF-16 and binary files are refused. One that is too
 long for the model is refused too, unless `--truncate` says which part to leave out; then 512 positions, or an eighth of
 the model's if that is less, are left for question and answer. The archive is in the dtype that the model runs in: with
-`--dtype auto`, bfloat16 where the device is fast at it, else float32.
+`--dtype auto`, bfloat16.
 
 A summary goes to stderr. `--json` prints it as one object (and cannot be combined with `-o -`):
 
@@ -103,9 +103,9 @@ before it, as in [chat](#kvz-chat).
 `--batch-size N` answers N questions side by side: the archive's pairs are read once for all of them, and a step of the
 model costs little more for 16 questions than for one. Answers come in the order of the questions, each when it and
 all before it are complete, not as they are written. In float32 they are those of one at a time but for ties within
-rounding; in bfloat16 roundings differ, and now and then a word. With `auto` there are as many as there are questions
-and as fit into half of the free memory, 16 at most. With a `--budget` and `--policy auto` a batch reads the archive
-densely where that is less.
+rounding; in bfloat16 roundings differ, and now and then a word. With `auto` there are as many as there are questions,
+16 at most; one that memory has no room for waits until another has its answer. With a `--budget` and `--policy auto` a
+batch reads the archive densely where that is less.
 
 `--budget N` lets a token of an answer read N pairs of each head, chosen by `--policy`: see
 [sparse decoding](methods.md#sparse-decoding). Answers may suffer.

@@ -87,6 +87,11 @@ class Tail:
         """Forget all tokens."""
         self.length = 0
 
+    def clear(self) -> None:
+        """Make the row zeros: what is no number would spoil what is attended beside it, masked or not."""
+        for memory in (*self._keys, *self._values):
+            memory[self.row].zero_()
+
 
 class TailPool:
     """Tails of sequences that come and go, side by side in memory `[rows,H,capacity,D]` of each layer.
@@ -133,7 +138,8 @@ class TailPool:
 
     def _allocate(self, rows: int, capacity: int) -> None:
         if not self._open:
-            self._keys, self._values = [], []  # freed before what takes their place is allocated
+            # Freed before what takes its place is allocated; where that fails, there is no memory.
+            self._keys, self._values, self._rows, self._capacity = [], [], 0, 0
         sizes = [(rows, shape.kv_heads, capacity, shape.head_dim) for shape in self._shapes]
         # Zeros: a row's unused end takes part in products, with weight zero, and must hold numbers.
         keys, values = ([torch.zeros(size, dtype=self._dtype, device=self._device) for size in sizes] for _ in range(2))

@@ -8,6 +8,7 @@ have their own passes so that an answer is the same alone and beside others.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,6 +19,7 @@ from kvz.config import Sampling
 from kvz.decode.attend import PassAttention, Span
 from kvz.decode.sequence import Sequence
 from kvz.errors import DecodeError
+from kvz.kernels.linear import FEW_ROWS
 from kvz.memory import free_bytes
 from kvz.models.language_model import LanguageModel
 
@@ -65,8 +67,7 @@ class Engine:
         """Stop a sequence; its memory is free at once. One that is not here is none of its business."""
         if sequence in self._waiting:
             self._waiting.remove(sequence)
-        if sequence in self._running:
-            self._release(sequence)
+        self._release(sequence)
 
     def step(self) -> list[Sequence]:
         """Read questions, give every running answer a token; returns the sequences that this ended."""
@@ -95,15 +96,18 @@ class Engine:
                 if self._running and needed and 2 * needed > free_bytes(self.model.device):
                     return  # those who run will leave
                 sequence.tail = pool.open(sequence.room)
-            self._running.append(self._waiting.pop(0))
+            self._running.append(sequence)  # in both for a moment: what an interrupt leaves, `abort` can find
+            self._waiting.pop(0)
 
     def _feeding(self) -> list[Sequence]:
         """The sequences whose questions are read in the next pass: a long one alone, short ones together."""
         waiting = [sequence for sequence in self._running if sequence.unfed]
         chosen, total = waiting[:1], sum(sequence.unfed for sequence in waiting[:1])
+        if total <= FEW_ROWS:  # kernels for a few rows round otherwise than those for more
+            return chosen
         for sequence in waiting[1:]:
             total += sequence.unfed
-            if total > _TOGETHER:
+            if total > _TOGETHER or sequence.unfed <= FEW_ROWS:
                 break
             chosen.append(sequence)
         return chosen
@@ -120,15 +124,23 @@ class Engine:
             spans.append(Span(cache, question if sequence.unfed else tokens, sequence.tail, len(part)))
             starts.append(cache.logical_length + sequence.tail.length)
         logits = forward(self.model, parts, starts, spans)
+        others: list[BaseException] = []
         for sequence, part, row in zip(sequences, parts, logits, strict=True):
             try:
                 sequence.feed(len(part), row)
             except DecodeError as error:
                 sequence.error = error
+            except BaseException as error:  # a stream that cannot take its text: the others' tails have grown as well
+                others.append(error)
+        if others:
+            raise others[0]
 
     def _release(self, sequence: Sequence) -> None:
-        self._running.remove(sequence)
+        if sequence in self._running:
+            self._running.remove(sequence)
         if sequence.owns_tail and sequence.tail is not None:
+            if sequence.error is not None:
+                sequence.tail.clear()
             self._pool_of(sequence).close(sequence.tail)
 
     def _pool_of(self, sequence: Sequence) -> TailPool | StepSlots:
@@ -137,9 +149,10 @@ class Engine:
             return self._pool
         from kvz.decode.step.slots import StepSlots  # which feeds questions by this module's functions
 
-        key = id(sequence.reading), sequence.sampler.sampling
+        sampling = replace(sequence.sampler.sampling, seed=None)  # a seed is a row's own
+        key = id(sequence.reading), sampling
         if key not in self._slots:
-            self._slots[key] = StepSlots(self.model, sequence.reading, sequence.sampler.sampling, self.most)
+            self._slots[key] = StepSlots(self.model, sequence.reading, sampling, self.most)
         return self._slots[key]
 
     def _grow(self, answering: Collection[Sequence]) -> None:
@@ -152,8 +165,8 @@ class Engine:
                 eager.append(sequence)
             else:
                 stepped.setdefault(id(pool), (pool, []))[1].append(sequence)
-        if eager:
-            self._pass(eager)
+        for start in range(0, len(eager), FEW_ROWS):
+            self._pass(eager[start : start + FEW_ROWS])
         for slots, sequences in stepped.values():
             slots.grow(sequences)
 

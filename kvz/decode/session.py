@@ -18,7 +18,7 @@ from kvz.decode.engine import MOST_SEQUENCES, Engine
 from kvz.decode.sequence import Answer, AnswerText, Sequence
 from kvz.decode.step.decoder import StepDecoder
 from kvz.defaults import MAX_NEW_TOKENS
-from kvz.errors import QuestionError, UsageError
+from kvz.errors import KvzError, QuestionError, UsageError
 from kvz.models.language_model import LanguageModel
 from kvz.prompt import Seam, question_ids
 
@@ -106,8 +106,9 @@ class Session:
         or one where they cannot be answered together), each as soon as it and all before it are complete.
 
         Questions enter as soon as there is a place, and are asked for no sooner. One that cannot be asked gives its
-        error in its place, and the others go on. `reading` is the session's unless it is given. Raises UsageError if
-        the questions are one string, the size is less than 1, or the policy answers one question at a time.
+        error in its place, and the others go on. While there are places, the next question is waited for. `reading` is
+        the session's unless it is given. Raises UsageError if the questions are one string, the size is less than 1, or
+        the policy answers one question at a time, and in its place what stops the answers, such as a DecodeError.
         """
         check_asking("", max_new_tokens, sampling)
         check_types(reading=(reading, Kind((Reading,), "a session's reading") | None))
@@ -125,7 +126,7 @@ class Session:
         self, questions: Iterator[str], size: int, max_new_tokens: int, sampling: Sampling | None, reading: Reading
     ) -> Iterator[Answer | QuestionError]:
         engine, numbers = Engine(self.model, size, self.graphs), count()
-        done: dict[int, Answer | QuestionError] = {}
+        done: dict[int, Answer | KvzError] = {}
         order: dict[Sequence, int] = {}
         following, more = 0, True
         while more or engine.unfinished:
@@ -141,9 +142,12 @@ class Session:
                 except QuestionError as error:
                     done[number] = error
             for sequence in engine.step():
-                done[order.pop(sequence)] = self._finished(sequence)
+                done[order.pop(sequence)] = sequence.error or self._finished(sequence)
             while following in done:
-                yield done.pop(following)
+                answer = done.pop(following)
+                if not isinstance(answer, Answer | QuestionError):
+                    raise answer
+                yield answer
                 following += 1
 
     def check_archive(self) -> None:

@@ -34,7 +34,7 @@ _DENSE = "dense"
 _KERNELS = {_DENSE: "ragged_step", "lowbit": "plane_step", "sparq": None}
 """The kernel of a policy's steps, by the name of its file, None without one; of all others it is `chosen_step`."""
 MOST_DENSE_ROWS = 64
-"""Query rows of a head that a dense step takes: above it, products of matrices are faster."""
+"""Query rows of a head that a dense step takes at a time."""
 _DTYPES = {torch.bfloat16: "uint16", torch.float16: "int16", torch.float32: "float32"}
 """What kernels take, and the element type that they know it by."""
 

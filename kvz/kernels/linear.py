@@ -26,7 +26,7 @@ def linear(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     the CPU multiplies bfloat16, many rows are rounded to it instead: four times as fast, on an AVX-512 processor.
     """
     if weight.dtype == rows.dtype:
-        return functional.linear(rows, weight, bias)
+        return functional.linear(rows, weight, None if bias is None else bias.to(rows.dtype))
     if rows.shape[0] <= FEW_ROWS and rows.dtype == torch.float32 and compiles(weight):
         from kvz.kernels.cpu.gemv import gemv
 

@@ -21,3 +21,8 @@ class Tails:
     values: Tensor
     lengths: tuple[int, ...]
     rows: tuple[int, ...] = ()
+
+    def part(self, first: int, last: int) -> Tails:
+        """Those of the tokens first:last."""
+        rows = self.rows or tuple(range(len(self.lengths)))
+        return Tails(self.keys, self.values, self.lengths[first:last], rows[first:last])

@@ -18,7 +18,7 @@ from kvz.models.rotary import rotate
 __all__ = ["BlockForward", "TorchBlock", "rms_norm"]
 
 Tables = tuple[Tensor, Tensor]
-_FEW_ROUTED = 8  # rows whose experts are gathered: more would copy more weights than there are
+_FEW_ROUTED = 16  # rows whose experts are gathered on a GPU: more would copy more weights than there are
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": functional.silu,
@@ -95,7 +95,7 @@ class TorchBlock:
         shares, chosen = linear(rows, experts.router).float().softmax(-1).topk(facts.chosen, -1)
         if facts.normalised:
             shares = shares / shares.sum(-1, keepdim=True)
-        if rows.device.type == "cuda" and len(rows) <= _FEW_ROUTED:
+        if rows.device.type == "cuda" and (len(rows) <= _FEW_ROUTED or torch.cuda.is_current_stream_capturing()):
             return self._gathered_experts(experts, rows, shares, chosen)
         out = torch.zeros_like(rows)
         for expert in chosen.unique().tolist():

@@ -110,8 +110,8 @@ def load_model(
 ) -> LanguageModel:
     """Load a model by hub id, folder or `.gguf` file (None: the embedded default).
 
-    `device` is a torch device or "auto" (CUDA if there is one); `dtype` is bfloat16, float16, float32 or "auto"
-    (bfloat16 where the device is fast at it, else float32). Raises ModelError, UnsupportedModel or UsageError.
+    `device` is a torch device or "auto" (CUDA if there is one); `dtype`, that of weights and pairs, is bfloat16
+    ("auto"), float16 or float32. Raises ModelError, UnsupportedModel or UsageError.
     """
     check_types(name=(name, PATH | None), say=(say, Kind((Callable,), "a function")))  # type: ignore[arg-type]
     placement(device, dtype)  # wrong usage is told before anything is fetched
@@ -149,7 +149,7 @@ def placement(device: str, dtype: str) -> tuple[torch.device, torch.dtype]:
     check_types(device=(device, Kind((str, torch.device), "a device's name")), dtype=(dtype, TEXT))
     check_placement(str(device), dtype)
     target = _device(device)
-    return target, _dtype(dtype, target)
+    return target, _DTYPES["bfloat16" if dtype == "auto" else dtype]
 
 
 def _device(name: str) -> torch.device:
@@ -161,9 +161,3 @@ def _device(name: str) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         raise UsageError(f"device '{name}' cannot be used: {first_line(error)}") from error
     return device
-
-
-def _dtype(name: str, device: torch.device) -> torch.dtype:
-    if name == "auto":
-        return torch.bfloat16
-    return _DTYPES[name]

@@ -11,7 +11,7 @@ from kvz.compression import compress
 from kvz.config import Decoding, Sampling
 from kvz.decode import engine as engine_module
 from kvz.decode.engine import Engine
-from kvz.decode.sequence import Sequence
+from kvz.decode.sequence import Answer, Sequence
 from kvz.decode.session import Session
 from kvz.models.decoder import Decoder
 from kvz.models.language_model import LanguageModel, load_model
@@ -165,3 +165,66 @@ def test_a_batch_of_sixteen_answers_as_one_at_a_time(tmp_path: Path, threads: in
         assert answers(asked) == alone
     finally:
         torch.set_num_threads(before)
+
+
+def test_a_stream_that_fails_leaves_the_others_as_they_are(model: LanguageModel, sessions: list[Session]) -> None:
+    session = sessions[0]
+    want = session.ask(QUESTIONS[1], 12).ids
+
+    def broken(piece: str) -> None:
+        if bad.answer.ids:
+            raise OSError("closed")
+
+    bad = session.sequence(session.ids_of(QUESTIONS[0]), 12, stream=broken)
+    good = sequence(session, QUESTIONS[1])
+    engine = Engine(model)
+    for one in (bad, good):
+        engine.add(one)
+    with pytest.raises(OSError, match="closed"):
+        list(engine.run())
+    engine.abort(bad)
+    list(engine.run())
+    assert tuple(good.answer.ids) == want
+
+
+def no_memory(*sizes: object, **options: object) -> None:
+    raise MemoryError
+
+
+def test_memory_that_could_not_be_had_is_no_end(
+    model: LanguageModel, sessions: list[Session], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = sessions[0]
+    want = session.ask(QUESTIONS[0], 8).ids
+    engine = Engine(model)
+    engine.add(sequence(session, QUESTIONS[0], 8))
+    list(engine.run())
+    refused = engine.add(sequence(session, QUESTIONS[3] * 4, 300))
+    with monkeypatch.context() as patched:
+        patched.setattr(torch, "zeros", no_memory)
+        with pytest.raises(MemoryError):
+            engine.step()
+    engine.abort(refused)
+    again = engine.add(sequence(session, QUESTIONS[0], 8))
+    list(engine.run())
+    assert tuple(again.answer.ids) == want
+
+
+def test_seeds_share_the_recorded_step(model: LanguageModel, sessions: list[Session]) -> None:
+    session = sessions[0]
+    samplings = [Sampling(1.3, seed=seed) for seed in range(4)]
+    alone = [session.ask(QUESTIONS[0], 10, sampling).ids for sampling in samplings]
+    engine = Engine(model, most=2, graphs=True)
+    asked = [engine.add(sequence(session, QUESTIONS[0], 10, sampling)) for sampling in samplings]
+    list(engine.run())
+    assert answers(asked) == alone
+    assert len(set(alone)) > 1
+
+
+def test_many_query_heads_answer_in_a_batch_as_alone(tmp_path: Path) -> None:
+    """More query rows of a head than a dense step takes at a time, in 16 bits."""
+    model = load_model(str(make_model_folder(tmp_path, query_heads=7, kv_heads=1)), "cpu", "bfloat16")
+    session = compress(TEXT * 2, model, ratio=0.5).session(model)
+    questions = [f"{question} {number}" for number in range(4) for question in QUESTIONS]
+    alone = [session.ask(question, 8).ids for question in questions]
+    assert [a.ids for a in session.ask_all(questions, 8, size=16) if isinstance(a, Answer)] == alone

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from kvz.errors import ModelError, UnsupportedModel
-from kvz.kernels.linear import MANY_ROWS, fast_bfloat16
+from kvz.kernels.linear import MANY_ROWS, fast_bfloat16, linear
 from kvz.models.architecture import Architecture
 from kvz.models.checkpoint import load_weights
 from kvz.models.config_file import ModelConfig, read_config
@@ -226,3 +226,12 @@ def test_weights_of_a_step_are_those_of_transformers_products(tmp_path, family):
     experts = {name: p.numel() for name, p in network.named_parameters() if ".experts." in name or "mlp.gate." in name}
     products += sum(size // 2 if ".experts." in name else size for name, size in experts.items())
     assert Architecture.from_config(read_config(folder)).step_weights == products
+
+
+def test_biases_in_float32_beside_16_bits() -> None:
+    """As on a GPU: rows and weights in bfloat16, biases as they are kept."""
+    rows, weight, bias = torch.randn(3, 8), torch.randn(5, 8), torch.randn(5)
+    got = linear(rows.bfloat16(), weight.bfloat16(), bias)
+    assert got.dtype == torch.bfloat16
+    want = rows.bfloat16().float() @ weight.bfloat16().float().T + bias
+    assert (got.float() - want).norm() <= 0.02 * want.norm()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+import torch
 from torch import Tensor
 
 from kvz.cache.ragged import RaggedCache
@@ -52,8 +53,13 @@ class DenseReader:
     def attend(self, layer: int, query: Tensor, scale: float, beside: Beside) -> Tensor:
         """Attention over all pairs of a layer."""
         heads, group, n, dim = query.shape
-        if beside.tails is not None and group * n <= MOST_DENSE_ROWS and (step := self._step(layer)):
-            out = step.attend(query.transpose(1, 2), scale, beside.tails)
+        if beside.tails is not None and group <= MOST_DENSE_ROWS and (step := self._step(layer)):
+            most, by_tokens = MOST_DENSE_ROWS // group, query.transpose(1, 2)
+            outs = [
+                step.attend(by_tokens[:, first : first + most], scale, beside.tails.part(first, first + most))
+                for first in range(0, n, most)
+            ]
+            out = outs[0] if len(outs) == 1 else torch.cat(outs, 1)
             return out.transpose(1, 2).reshape(heads, -1, dim)
         flat = query.reshape(heads, -1, dim)
         return ragged_attention(flat, self._plan(layer, flat.shape[1]), scale, beside.part())

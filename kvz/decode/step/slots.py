@@ -83,6 +83,8 @@ class StepSlots:
             model, reading = self._model, self._reading
             geometry = model.geometry
             assert reading.steps is not None
+            if not self._open:
+                self._graph = None  # freed before a larger one is allocated
             state = StepState.make(geometry.shapes, self._size, capacity, model.dtype, model.device)
             group = geometry.query_heads // geometry.shapes[0].kv_heads
             reader = reading.steps(StepRoom(self._size, group, capacity, model.dtype))
