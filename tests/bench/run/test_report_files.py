@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from kvz.bench import settings
 from kvz.bench.run_folder import RunFolder
 from kvz.bench.settings import config_of, make_settings
 from kvz.bench.write_report import Results, check_target, compared, notes_of, results_of, write_report
@@ -103,7 +102,7 @@ def test_head_scores_of_another_calibration_make_another_run(
 ) -> None:
     def digests(value: float) -> dict[str, str]:
         scores = HeadScores(torch.full((tiny.geometry.layers, 2), value), KVZIP, None, "tiny")
-        monkeypatch.setattr(settings, "find_head_scores", lambda identity, file, kinds: scores)
+        monkeypatch.setattr("kvz.scoring.head_scores.find_head_scores", lambda identity, file, kinds: scores)
         found = config_of(make_settings(["needle"], ["duo", "kvzip"]), tiny)["head_scores"]
         assert isinstance(found, dict)
         return found
