@@ -206,6 +206,7 @@ prints them as objects with `estimated_seconds`, `contexts`, and `skipped` (null
 | `ratio`, `budget` | share kept; pairs a head that a step reads, or that are kept; null where the method has none |
 | `score`, `score_low`, `score_high` | mean over contexts, and its 95 % interval (missing where there is one value) |
 | `agreement`, `kl` | share of tokens that the full cache chooses too, and divergence from it in nats a token |
+| `read_share` | share of the full cache's pairs that a token of an answer attends; null in runs of earlier versions |
 | `kv_bytes`, `step_bytes` | bytes in memory of the archive and what is chosen by; those that a step reads |
 | `floor_seconds` | time to read those bytes and the weights at the machine's measured bandwidth |
 | `peak_bytes` | most memory that the method takes, weights not counted; null where the system does not say |

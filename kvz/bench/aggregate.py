@@ -34,6 +34,7 @@ def cell_of(planned: Planned, parts: Sequence[Part], weight_bytes: int, bandwidt
         "agreement": _mean_of(parts, "agreement"),
         "kv_bytes": round(fmean(part["kv_bytes"] for part in parts)),
         "step_bytes": step,
+        "read_share": _mean_share(parts),
         "peak_bytes": max((part["peak_bytes"] for part in parts if part["peak_bytes"] is not None), default=None),
         "seconds": _seconds(parts),
         "contexts": len(parts),
@@ -92,6 +93,12 @@ def _bounds(values: Sequence[float]) -> dict[str, float]:
 
 def _mean_of(parts: Sequence[Part], name: str) -> float:
     return round(fmean(value for part in parts for value in part[name]), 6)
+
+
+def _mean_share(parts: Sequence[Part]) -> float | None:
+    """None where a context was measured before shares were."""
+    shares = [part.get("read_share") for part in parts]
+    return None if None in shares else round(fmean(cast(list[float], shares)), 6)
 
 
 def _seconds(parts: Sequence[Part]) -> dict[str, float]:

@@ -17,6 +17,7 @@ from kvz.bench.prefilled import Made, Prefilled, Talk
 from kvz.bench.repeat_kv import repeat_kv_reading
 from kvz.bench.stored import stored_seconds
 from kvz.bench.teacher import agreement_of
+from kvz.cache.ragged import RaggedCache
 from kvz.config import DENSE
 from kvz.decode.conversation import Conversation
 from kvz.decode.sequence import Answer
@@ -42,6 +43,7 @@ class _Asked:
     policies: set[str] = field(default_factory=set)
     held: list[int] = field(default_factory=list)
     step_bytes: list[float] = field(default_factory=list)
+    read_shares: list[float] = field(default_factory=list)
     score_seconds: list[float] = field(default_factory=list)
     prepare_seconds: list[float] = field(default_factory=list)
     peaks: list[int | None] = field(default_factory=list)
@@ -64,6 +66,7 @@ def measure(prefilled: Prefilled, cell: Planned, metric: Metric, stored: bool) -
         **_results(asked),
         "kv_bytes": max(asked.held),
         "step_bytes": round(statistics.fmean(asked.step_bytes)),
+        "read_share": round(statistics.fmean(asked.read_shares), 6),
         "peak_bytes": most_of(asked.peaks),
         "whole": method.evicts and first.demand.keeps_everything,
         "policy": ", ".join(sorted(asked.policies)),
@@ -129,7 +132,9 @@ def _ask(
             asked.scores.append(metric.score(answer.text, asks))
             asked.agreement.append(same)
             asked.kl.append(divergence)
-        asked.step_bytes.append(session.reading.read(teacher.tokens).nbytes)
+        read = session.reading.read(teacher.tokens)
+        asked.step_bytes.append(read.nbytes)
+        asked.read_shares.append(_share(read.attended, prefilled.whole[0]))
         asked.held.append(session.archive_nbytes + teacher.tokens.held_nbytes)
     asked.policies.add(session.policy)
 
@@ -157,6 +162,12 @@ def _served(
     asked.peaks += [None if rise is None else rise + there for rise in rises]
     asked.made.append(made)
     return session, answered
+
+
+def _share(attended: float, full: RaggedCache) -> float:
+    """The share of the full cache's pairs that is attended; layers that slide are attended by all methods alike."""
+    sliding = sum(layer.bounds[-1] for layer in full.layers if layer.window is not None)
+    return (attended - sliding) / (sum(layer.bounds[-1] for layer in full.layers) - sliding)
 
 
 def _answers(prefilled: Prefilled, session: Session, talk: Talk, turns: bool) -> Sequence[Answer]:

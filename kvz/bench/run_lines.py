@@ -55,6 +55,7 @@ class _Cell(_Line):
     agreement: float | None = None
     kv_bytes: int | UnsetType = UNSET
     step_bytes: int | UnsetType = UNSET
+    read_share: float | None = None
     floor_seconds: float | UnsetType = UNSET
     peak_bytes: int | None = None
     seconds: _Seconds | UnsetType = UNSET
@@ -87,6 +88,7 @@ class _Sample(_Line):
     policy: str
     seconds: _Seconds
     facts: dict[str, float | str]
+    read_share: float | None = None
 
     def __post_init__(self) -> None:
         lists = (self.scores, self.agreement, self.kl, self.answers, self.new_tokens)

@@ -40,9 +40,9 @@ class Cell(TypedDict, total=False):
     a cell that was not measured has `skipped` or `error` in place of results; where several runs are compared, `run` is
     the name of one, and ends the method's label. `score` is a mean with its 95 % interval
     `score_low` to `score_high`; `kl` and `agreement` (share of tokens) compare with the full cache; `kv_bytes` are
-    stored, `step_bytes` are read by a decode step, `floor_seconds` is the time to read them and the weights,
-    `peak_bytes` is the most memory that a method takes; `seconds` may have prefill, score, write, load, first_token and
-    token (each one after the first).
+    stored, `step_bytes` are read by a decode step, which attends `read_share` of the full cache's pairs;
+    `floor_seconds` is the time to read them and the weights, `peak_bytes` is the most memory that a method takes;
+    `seconds` may have prefill, score, write, load, first_token and token (each one after the first).
     """
 
     task: str
@@ -58,6 +58,7 @@ class Cell(TypedDict, total=False):
     agreement: float | None
     kv_bytes: int
     step_bytes: int
+    read_share: float | None
     floor_seconds: float
     seconds: dict[str, float]
     peak_bytes: int

@@ -23,6 +23,7 @@ _MEASURES = (
     "score",
     "score_low",
     "score_high",
+    "read_share",
     "kl",
     "agreement",
     "kv_bytes",

@@ -16,6 +16,7 @@ _NOTHING = "–"
 MEANINGS = {
     "full, full@repeat-kv": "the full cache; and the same, keys and values copied to each query head",
     "score, 95 %": "mean of the task's metric, 0 to 1, and its interval over contexts: wide where they are few",
+    "pairs read": "share of the full cache's pairs that a token attends: with half of them a score says little",
     "KL, same tokens": "divergence from the full cache, nats a token, and tokens that are likeliest for both",
     "stored": "bytes in memory of the archive and of what its policy chooses by",
     "read a step": "bytes of these that a token of an answer reads: to choose, and what is chosen",
@@ -135,6 +136,10 @@ def _interval(cell: Cell, low: float) -> str:
     return f"{low:.3f}–{low if high is None else high:.3f}"
 
 
+def _percent(cell: Cell, share: float) -> str:
+    return f"{100 * share:.{0 if share >= 0.1 else 1}f} %"
+
+
 def _phase(name: str) -> Callable[[Cell], float | None]:
     return lambda cell: seconds_of(cell).get(name)
 
@@ -153,6 +158,7 @@ def _bytes(cell: Cell, value: float) -> str:
 _COLUMNS = (
     _Column("score", lambda cell: cell.get("score"), lambda cell, v: f"{v:.3f}", max),
     _Column("95\u00a0%", lambda cell: cell.get("score_low"), _interval, None),
+    _Column("pairs read", lambda cell: cell.get("read_share"), _percent, None),
     _Column("KL", lambda cell: cell.get("kl"), lambda cell, v: f"{v:.3f}"),
     _Column("same tokens", lambda cell: cell.get("agreement"), lambda cell, v: f"{100 * v:.1f} %", max),
     _Column("stored", lambda cell: cell.get("kv_bytes"), _bytes),

@@ -25,7 +25,7 @@ class ExactTopK(Selector):
         taken = sum(units.takes)
         half = pair_nbytes(layer) / 2  # a key, or a value; those of keys that are chosen were read to choose
         self._layers[index] = units, keys
-        self._read[index] = Traffic(taken, (sum(map(len, keys)) + taken) * half)
+        self._read[index] = Traffic(taken, (sum(map(len, keys)) + taken) * half, taken)
 
     def choose(self, layer: int, query: Tensor, scale: float) -> Selection:
         units, keys = self._layers[layer]

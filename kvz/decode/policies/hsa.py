@@ -90,7 +90,8 @@ def _read(budget: HeadBudget, length: int, pages: PagedLayer, layer: RaggedLayer
     dim, pair = layer.keys.shape[1], pair_nbytes(layer)
     pairs = budget.pairs_read(length, pages.size, dim, pages.bits)
     if budget.whole:
-        return Traffic(pairs, length * pair)
+        return Traffic(pairs, length * pair, length)
     bounds = budget.dims * page_count(length, pages.size) * pages.extremes.element_size()
     grid = 0 if pages.grid is None else budget.dims * 2 * pages.grid.element_size()
-    return Traffic(pairs, bounds + grid + min(length, budget.pages * pages.size) * pair)
+    taken = min(length, budget.pages * pages.size)
+    return Traffic(pairs, bounds + grid + taken * pair, taken)

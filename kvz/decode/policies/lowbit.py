@@ -78,7 +78,7 @@ class LowBit(Selector):
         scored = sum(_row_nbytes(n) * r for n, r in zip(lengths, rows, strict=True))
         spans = sum(map(bool, rows)) * dim * planes.ranges.element_size()
         taken = sum(units.takes)
-        read = Traffic(taken + sum(paid), scored + spans + taken * pair_nbytes(layer))
+        read = Traffic(taken + sum(paid), scored + spans + taken * pair_nbytes(layer), taken)
         made = planes is not layer.planes
         self.layers[index] = ChosenLayer(units, planes, rows, read, made, plane_scores(planes, rows, lengths))
 

@@ -39,7 +39,7 @@ class Quest(Selector):
         scored = [count for count, take in zip(units.counts, units.takes, strict=True) if take < count]
         grids = 0 if pages.grid is None else len(scored) * pages.grid[0].numel() * pages.grid.element_size()
         bounds = sum(scored) * len(pages.extremes) * pages.extremes.element_size() + grids
-        self._read[index] = Traffic(sum(scored) + taken, bounds + taken * pair_nbytes(layer))
+        self._read[index] = Traffic(sum(scored) + taken, bounds + taken * pair_nbytes(layer), taken)
 
     def choose(self, layer: int, query: Tensor, scale: float) -> Selection:
         units, pages = self._layers[layer]

@@ -46,7 +46,7 @@ class SparQ(Selector):
         looked = sum(n * d for n, d in zip(lengths, dims, strict=True))  # numbers of keys
         taken = sum(units.takes)
         nbytes = looked * layer.keys.element_size() + taken * pair_nbytes(layer) + means.nbytes
-        self._read[index] = Traffic(taken + looked / (2 * dim), nbytes)
+        self._read[index] = Traffic(taken + looked / (2 * dim), nbytes, taken)
 
     def choose(self, layer: int, query: Tensor, scale: float) -> Selection:
         units, keys, dims = self._layers[layer]

@@ -63,7 +63,7 @@ class SparseReader:
         if stored.window is not None or self._covered[layer]:
             return self._dense.read(layer)
         always = stored.heads * self._prefix
-        return Traffic(always, always * pair_nbytes(stored)) + self._selector.read(layer)
+        return Traffic(always, always * pair_nbytes(stored), always) + self._selector.read(layer)
 
     @property
     def held_nbytes(self) -> int:

@@ -16,19 +16,21 @@ class Traffic:
 
     `pairs` is what counts against a budget (RocketKV's unit, arXiv 2502.14051): pairs of 16-bit keys and values that
     are attended, and what choosing them takes by the policy's paper, whatever the archive's dtype. `nbytes` are the
-    bytes that are read, in the archive's own dtype: all that is looked at to choose, and what is attended.
+    bytes that are read, in the archive's own dtype: all that is looked at to choose, and what is attended. `attended`
+    counts the pairs that are attended, without what choosing takes.
     """
 
     pairs: float
     nbytes: float
+    attended: float
 
     def __add__(self, other: Traffic) -> Traffic:
-        return Traffic(self.pairs + other.pairs, self.nbytes + other.nbytes)
+        return Traffic(self.pairs + other.pairs, self.nbytes + other.nbytes, self.attended + other.attended)
 
     @classmethod
     def total(cls, parts: Iterable[Traffic]) -> Traffic:
         """All of them together."""
-        return sum(parts, cls(0, 0))
+        return sum(parts, cls(0, 0, 0))
 
 
 def pair_nbytes(layer: RaggedLayer) -> int:
@@ -38,4 +40,5 @@ def pair_nbytes(layer: RaggedLayer) -> int:
 
 def whole(layer: RaggedLayer) -> Traffic:
     """A layer's keys and values, all of them; of one that slides its whole window."""
-    return Traffic(layer.bounds[-1], layer.bounds[-1] * pair_nbytes(layer))
+    pairs = layer.bounds[-1]
+    return Traffic(pairs, pairs * pair_nbytes(layer), pairs)

@@ -43,6 +43,7 @@ def make_cell(
         "agreement": None if method == "full" else 0.9,
         "kv_bytes": int(23040 * length * share),
         "step_bytes": int(23040 * (budget or length * share)),
+        "read_share": min(1.0, budget / length if budget else share),
         "seconds": {
             "prefill": length / 400,
             "score": 0.0 if method == "full" else length / 300,

@@ -53,7 +53,7 @@ def test_numbers_have_their_units() -> None:
         [
             make_cell(
                 score=0.5, score_low=0.45, score_high=0.53, kl=0.25, agreement=0.875, kv_bytes=28_000_000,
-                step_bytes=500_000, peak_bytes=2_000_000_000,
+                step_bytes=500_000, read_share=0.512, peak_bytes=2_000_000_000,
                 seconds={"prefill": 1, "score": 2, "write": 0.5, "load": 0.1, "first_token": 0.25, "token": 0.0125},
             )
         ]
@@ -62,6 +62,7 @@ def test_numbers_have_their_units() -> None:
     assert shown == {
         "score": "0.500",
         "95\u00a0%": "0.450–0.530",
+        "pairs read": "51 %",
         "KL": "0.250",
         "same tokens": "87.5 %",
         "stored": "28.0 MB",
@@ -190,12 +191,22 @@ def test_csv_has_every_cell_and_plain_numbers() -> None:
     rows = list(csv.DictReader(io.StringIO(csv_of(cells))))
     assert [row["method"] for row in rows] == ['a,"b"\nc', "h2o@0.3", "duo"]
     assert (float(rows[0]["score"]), int(rows[0]["kv_bytes"])) == (0.1, cells[0]["kv_bytes"])
+    assert (rows[0]["read_share"], rows[1]["read_share"]) == ("0.3", "")
     assert float(rows[0]["prefill_seconds"]) == cells[0]["seconds"]["prefill"]
     assert (rows[0]["contexts"], rows[0]["policy"], rows[0]["note"]) == ("5", "dense", "as it was")
     assert (rows[0]["budget"], rows[1]["error"], rows[2]["skipped"]) == ("", "out of memory", "no head scores")
 
 
-@pytest.mark.parametrize("width", [60, 80, 120, 400])
+def test_the_pairs_that_are_read_stand_beside_the_score_in_every_table() -> None:
+    cells = [make_cell("needle", 500, f"{policy}@256", None, 256, read_share=0.512) for policy in ("hsa", "lowbit")]
+    assert "| method | score | 95 % | pairs read |" in markdown_of(cells)
+    assert markdown_of(cells).count("| 51 % |") == 2
+    assert on_terminal(cells, 80).count("51 %") == 2
+    older = [{name: value for name, value in cell.items() if name != "read_share"} for cell in cells]
+    assert "pairs read" not in markdown_of(older)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 128, 400])
 def test_a_terminal_shows_no_half_numbers(width: int) -> None:
     cells = make_cells()[: len(METHODS)]
     text = on_terminal(cells, width)
@@ -208,7 +219,7 @@ def test_a_terminal_shows_no_half_numbers(width: int) -> None:
     assert list(block.columns[len(shown) :]) == left
     for row in block.rows:
         assert " ".join([row.method, *row.values[: len(shown)]]) in words
-    assert (left == []) == (width >= 120)
+    assert (left == []) == (width >= 128)
 
 
 def test_a_terminal_is_not_steered_by_names() -> None:

@@ -74,6 +74,19 @@ def test_answers_are_those_of_archives(prefilled: Prefilled, tiny: LanguageModel
     assert measured(prefilled, "kvzip@0.3", "multi-turn")["answers"] == [talk.ask(text, NEW).text for text in QUESTIONS]
 
 
+def test_the_share_of_pairs_that_a_token_reads(prefilled: Prefilled) -> None:
+    """Prefix and chosen tokens, of all that the full cache has; not what is looked at to choose."""
+    tokens, prefix = len(prefilled.context.ids), prefilled.context.prefix
+    shares = {spec: measured(prefilled, spec)["read_share"] for spec in ("full", "exact-topk@64", "hsa@64", "hsa@9999")}
+    assert shares["full"] == shares["hsa@9999"] == 1
+    assert shares["exact-topk@64"] == pytest.approx((prefix + 64) / (prefix + tokens), abs=1e-6)
+    assert shares["hsa@64"] == pytest.approx((prefix + 32) / (prefix + tokens), abs=1e-6)
+    kept = measured(prefilled, "kvzip-uniform@0.5")["read_share"]
+    assert kept == pytest.approx((prefix + round(tokens / 2)) / (prefix + tokens), abs=1e-6)
+    fewer = measured(prefilled, "kvzip-uniform@0.5/exact-topk@64")["read_share"]
+    assert fewer == pytest.approx(shares["exact-topk@64"], abs=1e-6)
+
+
 def test_what_a_policy_makes_to_choose_by_is_stored_and_timed(
     prefilled: Prefilled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
