@@ -46,7 +46,7 @@ WRONG: dict[str, dict[str, list[Any]]] = {
         "stream": [7, None, "yes"],
     },
     "ask_all": {
-        "questions": [None, 7, "text", iter(["text"])],
+        "questions": [None, 7, "text"],
         "max_new_tokens": ["9", None, 9.5, True],
         "sampling": [0.7, "greedy"],
         "size": ["2", 2.5, True, 0],

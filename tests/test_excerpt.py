@@ -12,6 +12,7 @@ from kvz.errors import DocumentError
 from kvz.excerpt import excerpt_of
 from kvz.models.language_model import LanguageModel
 from kvz.models.tokenizer import Tokenizer
+from kvz.models.tokenizer_parts import TokenizerParts
 from kvz.prompt import make_frame, truncate_ids
 from tests.tiny import make_tokenizer
 
@@ -33,7 +34,9 @@ class Counting(Tokenizer):
 
 @pytest.fixture
 def counting(tiny: LanguageModel) -> LanguageModel:
-    return replace(tiny, identity=replace(tiny.identity, tokenizer=Counting(make_tokenizer())))
+    return replace(
+        tiny, identity=replace(tiny.identity, tokenizer=Counting(TokenizerParts.from_transformers(make_tokenizer())))
+    )
 
 
 @pytest.mark.parametrize("part", PARTS)

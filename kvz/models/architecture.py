@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from kvz.errors import UnsupportedModel
 from kvz.models.cache_geometry import geometry_of
-from kvz.models.config_file import ModelConfig
 from kvz.models.rotary import Rotary
+
+if TYPE_CHECKING:
+    from kvz.models.config_file import ModelConfig
 
 __all__ = ["ARCHITECTURES", "Architecture", "Block", "Experts"]
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from kvz.errors import UnsupportedModel
 from kvz.geometry import Geometry, LayerShape
-from kvz.models.config_file import ModelConfig
 from kvz.models.families import FAMILIES
+
+if TYPE_CHECKING:
+    from kvz.models.config_file import ModelConfig
 
 __all__ = ["geometry_of"]
 
